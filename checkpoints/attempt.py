@@ -7,10 +7,10 @@
 
 A new attempt is refused while the newest one is alive. On the same machine the process table shows whether it is. An
 attempt on another machine counts as dead when it has written nothing for longer than the lease, by the store's clock
-alone: clocks of two machines are never compared. In another container of the same machine the seconds since boot
-decide, because both containers read the same count. So setting a wall clock, by minutes or hours, makes no live attempt
-look dead. This check protects users from a mistake; correctness does not depend on it, because an attempt checks before
-every commit and every deletion that no newer attempt has been claimed.
+alone: clocks of two machines are never compared. For an attempt in another container of the same machine, the seconds
+since boot decide, because both containers read the same count. So setting a wall clock, by minutes or hours, makes no
+live attempt look dead. This check protects users from a mistake; correctness does not depend on it, because an attempt
+checks before every commit and every deletion that no newer attempt has been claimed.
 
 If an attempt's record is damaged, its owner is unknown, and the lease decides whether the attempt is alive.
 """
@@ -90,7 +90,7 @@ class Owner(StrictRecord):
 
 
 class _TimeRecord(BaseModel):
-    time: FiniteFloat
+    time: FiniteFloat  # seconds since 1970
 
 
 class _HeartbeatRecord(_TimeRecord):

@@ -60,7 +60,7 @@ class FailedSave:
 
 
 SaveOutcome = CommittedSave | FailedSave
-SAVE_OUTCOME_TYPE: TypeAdapter[SaveOutcome] = TypeAdapter(SaveOutcome)
+SAVE_OUTCOME_TYPE: TypeAdapter[SaveOutcome] = TypeAdapter(SaveOutcome)  # converts the outcome that rank 0 sends
 
 
 class RankReceipt(StrictRecord):
@@ -78,7 +78,8 @@ class Commit:
     """The data from which rank 0 decides whether to commit, and writes the manifest.
 
     Attributes:
-        past: lineage of the checkpoint that the attempt resumed from, at step `begun_at`.
+        past, begun_at: lineage (the attempts that trained its steps) and step of the checkpoint that this attempt
+            resumed from; () and 0 if it began at step 0.
         step: step that is being saved.
         shapes, own_kinds, memory, state: contents of the manifest's fields of these names.
     """
@@ -145,7 +146,7 @@ class Commit:
         )
 
     def _publish(self, manifest: CheckpointManifest) -> str | None:
-        """Write the manifest, which commits the checkpoint. Return None, or an error text if another one is stored."""
+        """Write the manifest, which commits the checkpoint. Return None, or an error if another is stored there."""
         self.attempt.ensure_current()
         key = manifest.name.manifest_key
         if self.store.put_if_absent(key, encode_manifest(manifest)):

@@ -1,5 +1,5 @@
-"""`Peers` over torch.distributed. The protocol is in another module, so that a process of one rank, such as the driver,
-reads checkpoints without importing torch.
+"""`Peers` over torch.distributed. The protocol is in `checkpoints.gather`, so that a process of one rank, such as
+the driver, reads checkpoints without importing torch.
 """
 
 import json

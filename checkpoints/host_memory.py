@@ -49,6 +49,7 @@ def available_memory(proc_folder: Path = Path("/proc/self")) -> tuple[int, int]:
 
 
 def _cgroup_limits(proc_folder: Path) -> Iterator[tuple[int, int]]:
+    """Yield the limit of each control group that has one, and how much of it is left, in bytes."""
     for folder, files in _cgroup_folders(proc_folder):
         limit, used = _read_number(folder / files.limit), _read_number(folder / files.used)
         if limit is not None and used is not None:

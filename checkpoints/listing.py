@@ -30,7 +30,7 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
 _REWIND_PREFIX = f"{CHECKPOINTS_FOLDER}rewind-"
-_RECORD_KIND = "rewind"
+_RECORD_KIND = "rewind"  # name under which `add_digest` stores a record
 _REWIND_REMEDY = (
     "restore this file from a copy. It records that the run went back to an earlier checkpoint; without it, the "
     "abandoned checkpoints would be used again"
@@ -41,7 +41,7 @@ SKIPS_KEY = "skips"
 SampleSpan = tuple[int, int, int, int]
 """A range of samples: (phase, epoch, start, stop)."""
 
-_SPANS_TYPE = TypeAdapter(tuple[SampleSpan, ...])
+_SPANS_TYPE = TypeAdapter(tuple[SampleSpan, ...])  # checks what a manifest's state holds under `SKIPS_KEY`
 
 
 class Rewind(StrictRecord):

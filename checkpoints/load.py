@@ -17,7 +17,7 @@ from data_service.store.base import Store
 from encoder_core.optim.average import AVERAGE
 from encoder_core.train.zero_state import MASTER
 
-_CACHED_CHUNKS = 16  # chunks (64 MiB) kept for later reads: the chunk of a small parameter also holds its neighbours
+_CACHED_CHUNKS = 16  # chunks (64 MiB in all) kept for later reads: a small parameter's chunk also holds its neighbours
 _READ_THREADS = 8
 
 

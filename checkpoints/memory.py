@@ -1,9 +1,9 @@
 """Checkpoints in memory: the ranks copy their state to the memory of their nodes, in the form of a checkpoint, so that
-a restart need not go back to the last commit in the store.
+a restart need not go back to the last checkpoint in the store.
 
 Every rank writes its part of the state (a set) to slots of its own (`checkpoints.memory_slots`). It has two and writes
 them in turn, so one set stays complete while the next is written. The sets of all ranks after one step are a
-checkpoint: a restart may begin from it, with any number of ranks. It is no commit: it is not listed, retained or
+checkpoint: a restart may begin from it, with any number of ranks. It is not in the store: it is not listed, retained or
 exported, and it ends with the command that trains.
 
 A keeper process on each node holds the slots open. So a set outlives its rank. If there are other nodes, the keeper of

@@ -30,8 +30,8 @@ from checkpoints.host_memory import available_memory
 from checkpoints.layout import Count, LineageSegment, Shape, StoredRange
 from data_service.formats import StrictRecord
 
-HEADER_BYTES = 64
-_SEAL_AT, _BODY_BYTES_AT, _TEXT_BYTES_AT, _COPY_STATE_AT, _DIGEST_AT = 0, 8, 16, 24, 32
+HEADER_BYTES = 64  # bytes of a slot before the body
+_SEAL_AT, _BODY_BYTES_AT, _TEXT_BYTES_AT, _COPY_STATE_AT, _DIGEST_AT = 0, 8, 16, 24, 32  # byte offsets in the header
 _SPARE_BYTES = 1 << 16  # bytes that a description may grow from one set to the next
 _RESERVATION_STEP_BYTES = 64 << 20  # bytes that are reserved at a time
 FREE_MEMORY_SHARE = 0.1
@@ -46,7 +46,7 @@ class CommonDescription(StrictRecord):
     Attributes:
         shapes, own_kinds, memory, state, lineage: as in `checkpoints.layout.CheckpointManifest`.
         records: step records that were not in the store yet, as lines of JSON.
-        segments: number of segments of records that the attempt had written to the store before these lines.
+        segments: number of segments (files of step records) that the attempt had stored before these lines.
     """
 
     shapes: dict[str, Shape]

@@ -112,7 +112,7 @@ def await_claim(
 
     The last attempt is over if it has ended, or if it ran on this machine and its process is gone. If it ran on another
     machine and may still be alive, this waits until it has sent no heartbeat for `LEASE_S` seconds, by the store's
-    clock, or for as long by our own clock since we began to watch.
+    clock, or until we have watched it for as many seconds by our own clock.
 
     Args:
         stopped: event that ends the waiting; then None is returned.

@@ -1,6 +1,6 @@
 """Saving while training continues: a copy in memory, an upload in the background, one collective commit.
 
-    begin    on every rank: copy the rank's fragments (training waits for this alone) and start to upload them
+    begin    on every rank: copy its fragments of the state (training waits for this alone) and start to upload them
     ready    on every rank: tell whether its upload has ended, with or without an error; the trainer asks at every step
     commit   on all ranks at the same step, once all are ready: rank 0 gathers receipts or errors, checks that the
              pieces cover everything and that no newer attempt has been claimed, writes the manifest by conditional
@@ -111,6 +111,7 @@ def _shift_offsets(piece: StoredRange, header_bytes: int) -> StoredRange:
 
 
 def _fragment_length(fragment: Fragment) -> int:
+    """Return the number of elements of each tensor of a fragment. Raises CheckpointError if they are malformed."""
     lengths = {tensor.numel() for tensor in fragment.tensors.values()}
     plain = all(tensor.dtype == torch.float32 and tensor.dim() == 1 for tensor in fragment.tensors.values())
     if len(lengths) != 1 or not plain:
@@ -142,7 +143,7 @@ def _file_header(pieces: Sequence[StoredRange]) -> bytes:
 _log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 1.0  # seconds between two reports of the uploaded bytes
-_UPLOAD_STATE_TYPE = TypeAdapter(tuple[bool, int])
+_UPLOAD_STATE_TYPE = TypeAdapter(tuple[bool, int])  # whether a rank's upload has ended, and the bytes uploaded
 
 
 @dataclass(frozen=True)
@@ -182,13 +183,12 @@ class Saver:
         self._last = resumed.step if resumed is not None and not resumed.is_in_memory else stored
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: _PendingSave | None = None
-        self._memory: Snapshot | None = None
+        self._memory: Snapshot | None = None  # newest copy, whose body the next save uses again
         self._sent = 0
 
     @property
     def last_step(self) -> int | None:
-        """The step of the newest checkpoint: the last one committed here, or else the one resumed from; None if
-        none."""
+        """The step of the newest checkpoint: the last one committed here, or else the one resumed from; or None."""
         return self._last
 
     @property

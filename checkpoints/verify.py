@@ -181,9 +181,9 @@ def _copy_file(source: Store, file: RankFile, target: Store, target_file: RankFi
         target.put_file(target_file.key, Path(local.name))
 
 
-_NAMES_TYPE = TypeAdapter(list[CheckpointName])
-_MANIFEST_TYPE: TypeAdapter[CheckpointManifest | str] = TypeAdapter(CheckpointManifest | str)
-_PROBLEMS_TYPE = TypeAdapter(list[list[str]])
+_NAMES_TYPE = TypeAdapter(list[CheckpointName])  # converts the committed checkpoints
+_MANIFEST_TYPE: TypeAdapter[CheckpointManifest | str] = TypeAdapter(CheckpointManifest | str)  # str: its problem
+_PROBLEMS_TYPE = TypeAdapter(list[list[str]])  # converts the problems that each rank found
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def find_newest_good(
 
     Raises:
         NoGoodCheckpoint: the run has checkpoints, and all of them are damaged.
-        NewerFormat: a newer version of Maskfleet wrote a checkpoint, and no newer one can be used. This version must
+        NewerFormat: a newer version of Maskfleet wrote a checkpoint, and none after it can be used. This version must
             not continue from an older one.
         StoreError: the store did not answer on some rank. All ranks raise it, so none is left waiting.
     """

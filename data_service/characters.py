@@ -12,7 +12,8 @@ class CharacterClasses:
     """Maps each code point to a class, which is a small number.
 
     Attributes:
-        table: [CODE_POINT_COUNT] uint8. Classes of ASCII characters cannot be changed after the first `classify`.
+        table: [CODE_POINT_COUNT] uint8, class of each code point; `filling` at first. Classes of ASCII characters
+            cannot be changed after the first `classify`.
     """
 
     def __init__(self, filling: int = 0) -> None:
@@ -28,7 +29,7 @@ class CharacterClasses:
 
 
 def code_points(text: str) -> NDArray[np.uint8] | NDArray[np.uint32]:
-    """Return [characters] the code points of a text: uint8 if it is ASCII, else uint32."""
+    """Return [characters] uint8 or uint32, the code points of a text; uint8 if it is ASCII."""
     if text.isascii():
         return np.frombuffer(text.encode(), dtype=np.uint8)
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")

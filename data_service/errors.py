@@ -55,7 +55,7 @@ class EnvironmentUnusable(UserError):
 
 
 class CorruptBlock(CorpusError):
-    """Stored bytes that do not match the manifest's hash."""
+    """A stored block of a corpus whose bytes do not match the manifest's hash, or are not a block."""
 
 
 class TokenizerError(UserError):
@@ -67,7 +67,7 @@ class PlanError(UserError):
 
 
 class BuildFailed(UserError):
-    """A window of samples that could not be built: its tasks died repeatedly, most likely for lack of memory."""
+    """Samples that could not be built: the Ray tasks building them died repeatedly, most likely for lack of memory."""
 
 
 class LibraryChanged(UserError):

@@ -38,12 +38,7 @@ def check_process_limits(object_store: int = 0) -> None:
     # Even a rank of a tiny run maps 2.6 GB of virtual memory.
     needs = [
         ("-n", resource.RLIMIT_NOFILE, "open files", _RAY_OPEN_FILES),
-        (
-            "-v",
-            resource.RLIMIT_AS,
-            "virtual memory",
-            3 * _GIB + object_store,
-        ),
+        ("-v", resource.RLIMIT_AS, "virtual memory", 3 * _GIB + object_store),
         ("-f", resource.RLIMIT_FSIZE, "the size of a file", max(_GIB, object_store)),
     ]
     for option, kind, what, need in needs:

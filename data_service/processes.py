@@ -82,7 +82,8 @@ def _ray_folder() -> Path:
 
 
 def mark_ray_session() -> None:
-    """Record the command of the Ray session that this process is about to start, under the pid that ends its name."""
+    """Record the command of the Ray session that this process is about to start, in a file whose name ends with this
+    process's pid, as the name of the session's folder will."""
     (_ray_folder() / f"{_RAY_PREFIX}{os.getpid()}").write_text(command_name())
 
 
@@ -97,7 +98,7 @@ def remove_ray_sessions(ended_command: str = "") -> None:
                 mark.unlink()
 
 
-_RAY_PREFIX = "maskfleet-ray-"
+_RAY_PREFIX = "maskfleet-ray-"  # first part of the names of files that `mark_ray_session` writes
 _TEMPORARY_PREFIX = "maskfleet-temporary-"
 _FOLDER_VARIABLES = ("TMPDIR", "RAY_TMPDIR")  # each names a folder for temporary files
 _TEST_FILE_BYTES = 4096  # bytes of a test file: on a full disk an empty file can still be written

@@ -11,7 +11,7 @@ from typing import NewType
 import numpy as np
 from numpy.typing import NDArray
 
-Key = NewType("Key", bytes)
+Key = NewType("Key", bytes)  # 128-bit key of a random stream (`stream_key`)
 
 UINT32_RANGE = 1 << 32
 """Number of values of a 32-bit draw."""

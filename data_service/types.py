@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]  # token ids; uint16 if the vocabulary has at most 65,536
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 Level = Literal["word", "phrase", "entity"]
-"""Kind of a stored unit of text. `word`: a word of the segmenter. `entity`: an entity of a lexicon. `phrase`: a
-phrase or an entity of a lexicon. Between a lexicon's entries every token is a unit."""
+"""Kind of the units of text whose beginnings a corpus stores. `word`: a word of the segmenter. `entity`: an entity of a
+lexicon. `phrase`: a phrase or an entity of a lexicon. Between a lexicon's entries every token is a unit."""
 LEVELS: tuple[Level, ...] = ("word", "phrase", "entity")
 
 

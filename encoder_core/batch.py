@@ -12,8 +12,8 @@ from torch import Tensor
 
 from encoder_core.random_draws import fingerprints, token_keys
 
-_TOKEN_FIELDS = ("positions", "segments", "languages", "restarted")
-_ROW_FIELDS = ("pair_labels", "reversed_rows", "rates", "maskable")
+_TOKEN_FIELDS = ("positions", "segments", "languages", "restarted")  # per token; copied for chosen or doubled rows
+_ROW_FIELDS = ("pair_labels", "reversed_rows", "rates", "maskable")  # per row; copied for chosen rows
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Batch:
         target_ids: [M] int64, original ids at `target_positions`.
         segments: [T] int64, 0 for the first segment, 1 for the second and 2 for XLNet's classification token; None if
             the model has no token types.
-        languages: [T] int64, row of each token in the model's table of languages; None if rows have none.
+        languages: [T] int64, index of each token's language in the model's language table; None without languages.
         restarted: [T] int64, positions for a table of absolute positions, if they differ from `positions`: in a row
             with a sentence and its translation they restart from 0 at the translation. None: `positions`.
         pair_labels: [R] int64, class of each pair of segments; None if pairs are not classified.
@@ -125,6 +125,7 @@ class Batch:
 
 
 def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Return the tensor fields of `batch` by name, each changed by `change`."""
     found = {field.name: getattr(batch, field.name) for field in fields(batch)}
     return {name: change(value) for name, value in found.items() if isinstance(value, Tensor)}
 
@@ -212,9 +213,7 @@ def batch_without_targets(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]
 
 
 def idle_batch(device: torch.device) -> Batch:
-    """Return a batch without rows. A rank that has no microbatch left runs it, to take part in all collectives; it
-    contributes nothing to sums.
-    """
+    """Return a batch without rows, for a rank that has no microbatch left but must take part in all collectives."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     ends = torch.zeros(1, dtype=torch.int32, device=device)
     return Batch(

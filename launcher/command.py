@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _TRAINING_COMMANDS = ("train", "demo")
 COMMANDS_WITH_SIGNAL_HANDLERS = (*_TRAINING_COMMANDS, "evaluate")  # they save before a signal ends them
 _CORPUS_COMMANDS = ("build", "prepare", "append")  # subcommands of `corpus` that start Ray
-_RAY_AGENT_NAMES = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+_RAY_AGENT_NAMES = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # processes that may outlive their raylet
 _DRIVER_END_TIMEOUT_S = 15.0  # time limit for the end of a driver that has nothing to save
 _SECOND_SIGNAL_TIMEOUT_S = 3.0  # time limit for the driver to end after a second Ctrl-C
 _KILL_TIMEOUT_S = 10.0  # time limit for the end of killed processes
@@ -202,6 +202,7 @@ def _reap_orphans(driver_pid: int) -> None:
 
 
 def _kill_command_processes(command_name: str) -> None:
+    """Kill this process's descendants and the command's other processes, until none is left or the time is up."""
     import psutil
 
     deadline = time.monotonic() + _KILL_TIMEOUT_S
@@ -255,6 +256,7 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
 
 
 def _command_processes() -> Iterator[tuple["psutil.Process", str]]:
+    """Yield all other processes of `maskfleet` commands, each with the command's name from its environment."""
     import psutil
 
     for process in psutil.process_iter():

@@ -10,7 +10,7 @@ from data_service.store.errors import RETRYABLE_ERRORS
 from encoder_core.errors import UserError as ModelError
 from launcher.errors import TransientRunError
 
-FINISHED = 0
+FINISHED = 0  # the command did what was asked
 MISTAKE = 2  # a user's mistake, or a failure that recurred after restarts
 STOPPED = 3  # the operator stopped the run: schedulers must not start it again
 REPEAT = 75  # any other end: the same command, run again, continues
@@ -19,7 +19,7 @@ EXIT_CODES = (FINISHED, MISTAKE, STOPPED, REPEAT)
 SAVE_SECONDS = 120  # seconds that a scheduler must leave between the request to stop and the kill, for a checkpoint
 JOIN_SECONDS = 900  # time limit for all nodes of a job to join its Ray cluster; images may have to be pulled
 
-_RETRYABLE_ERRORS = (*RETRYABLE_ERRORS, Superseded, TransientRunError, RayLost)
+_RETRYABLE_ERRORS = (*RETRYABLE_ERRORS, Superseded, TransientRunError, RayLost)  # errors that may pass by themselves
 
 
 def exit_code_for(error: BaseException) -> int:

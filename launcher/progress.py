@@ -42,7 +42,7 @@ class Work:
         self._began = began
         self._done = self._already = 0.0
         self._lock = threading.Lock()
-        self.told = False
+        self.told = False  # whether a line of a log has shown it
 
     def advance(self, units: float = 1, total: float | None = None) -> None:
         """Add `units` to the number of finished units. `total`: the total if it has become known."""
@@ -99,7 +99,7 @@ class _ProgressDisplay:
 
     def __init__(self, write: Callable[[bytes], object], columns: Callable[[], int] | None, now: float) -> None:
         self._write, self._columns = write, columns
-        self._began = self._said = now
+        self._began = self._said = now  # `_said`: when a line of the log, or other text, was last written
         self._drawn = False
         self._at_line_start = True  # assumption: earlier output ended with a newline
         self._lock = threading.RLock()

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from types import FrameType
 
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-DEFAULT_END_MESSAGE = "all stored files are complete"
+DEFAULT_END_MESSAGE = "all stored files are complete"  # what is said to be kept when a signal ends the command
 # Time limit for Python to run a signal handler, because a library call may last for minutes.
 _HANDLER_TIMEOUT_S = 2.0
 _CLEANUP_TIMEOUT_S = 30.0  # time limit for removing temporary files and ending the Ray that the command started
-_SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}
+_SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}  # names in messages, if not the system's
 
 
 class _SignalExit(SystemExit):
@@ -33,6 +33,8 @@ class _SignalExit(SystemExit):
 
 @dataclass
 class _SignalResponse:
+    """How a signal ends the command, and the signal that has come."""
+
     code: int | None = None  # exit code; None: 128 + the signal's number
     end_message: str = DEFAULT_END_MESSAGE
     pending_signal: int | None = None  # the signal that is ending the command
@@ -46,7 +48,7 @@ class _SignalResponse:
         return 128 + number if self.code is None else self.code
 
 
-_current_response = _SignalResponse()
+_current_response = _SignalResponse()  # changed by `signal_response` and by the signal handler
 
 
 def handled_signals() -> frozenset[signal.Signals]:

@@ -40,7 +40,7 @@ _TOKEN_ROLES = {
 """Fields of config.json, and the tokens whose ids they hold. Without a field, some classes of transformers take the
 published model's id."""
 MODEL_CARD = "README.md"
-_NO_NOTES: Mapping[str, str] = MappingProxyType({})
+_NO_NOTES: Mapping[str, str] = MappingProxyType({})  # no further files
 
 
 def adapt_tokenizer_files(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict[str, bytes]:
@@ -141,7 +141,7 @@ def _write_weights(folder: Path, read_parameter: ReadParameter, hf_format: HfFor
         return read_parameter(name).to(torch.float32).contiguous()
 
     tensors = hf_format.table.pack(read_fp32, hf_format.layers)
-    for fold in hf_format.table.folds:
+    for fold in hf_format.table.folds:  # tables of transformers that ours include: zeros are written
         tensors[fold.theirs] = torch.zeros_like(read_parameter(fold.ours)[:1])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 

@@ -23,11 +23,11 @@ from encoder_core.errors import ModelError
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"  # names the file of each parameter, if there are several files
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GENERATOR_CONFIG, GENERATOR_PICKLE = "generator_config.json", "pytorch_model.generator.bin"
 """Names of a generator's files that lie next to its discriminator's, as DeBERTa v3 is published."""
-EXPORT_RECORD = "maskfleet_export.json"
+EXPORT_RECORD = "maskfleet_export.json"  # list of an export's files (`ExportRecord`)
 PAIR_FOLDERS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Names of the folders of two networks that were trained as a pair."""
 _LISTED_FILES = 5  # largest number of files that a message lists

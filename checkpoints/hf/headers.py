@@ -32,8 +32,8 @@ class _TensorHeader(BaseModel):
     data_offsets: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
 
 
-_HEADER_TYPE = TypeAdapter(dict[str, _TensorHeader])
-_INDEX_TYPE = TypeAdapter(dict[str, str])
+_HEADER_TYPE = TypeAdapter(dict[str, _TensorHeader])  # header of a safetensors file, by parameter
+_INDEX_TYPE = TypeAdapter(dict[str, str])  # `weight_map` of an index: the file of each parameter
 
 
 def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:

@@ -56,7 +56,7 @@ def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict
 
     They are the whole encoder and those parameters of the heads `heads` that the folder holds.
 
-    Raises ModelError as `load_pretrained`, and if the folder's model has another shape than `config`.
+    Raises ModelError as `load_pretrained` and `check_same_model`: the folder's model may be another than `config`'s.
     """
     check_same_model(config, read_folder_config(folder), str(folder))
     their = hf_format_of(config, heads)
@@ -141,8 +141,7 @@ def config_from_fields(fields: dict[str, Any], where: str) -> ModelConfig:
 
 
 def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
-    """Return the fields of the JSON object in `data`. Raises ModelError, which names `where`: it is
-    no JSON object."""
+    """Return the fields of the JSON object in `data`. Raises ModelError, which names `where`: it is no JSON object."""
     try:
         fields = parse_json(data)
     except ValueError as error:
@@ -179,6 +178,7 @@ def _read_checked_tensors(
 def _read_tensors(
     folder: Path, stored: dict[str, str], matched: dict[str, str], hf_format: HfFormat
 ) -> dict[str, Tensor]:
+    """Read the parameters in `matched`, by our names. Raises ModelError if the stored tensors are inconsistent."""
     table = hf_format.table
     files = {file: _open_safetensors(folder, file) for file in set(stored.values())}
 
@@ -214,7 +214,7 @@ def _differing_copies_error(folder: Path, name: str, copy: str) -> ModelError:
     )
 
 
-_DETECTION_HEAD = "head.score.weight"
+_DETECTION_HEAD = "head.score.weight"  # our name of a parameter that only a discriminator has
 _SEARCHED_BYTES = 4 << 20
 """Bytes at the start of a pickled file that hold all names: torch writes them before the numbers."""
 

@@ -45,7 +45,7 @@ _ALLOWED_SYSCALLS = {
         (63, 64, 57, 80, 79, 62, 67, 222, 226, 215, 216, 233, 214, 134, 135, 139, 124, 98, 113, 278, 93, 94),
     ),
 }
-_DTYPES = {
+_DTYPES = {  # dtypes that are converted, and their names in a safetensors header
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -120,9 +120,9 @@ def _confine_process(file_bytes: int) -> None:
 class _BpfStep(ctypes.Structure):
     _fields_ = [
         ("code", ctypes.c_ushort),
-        ("yes", ctypes.c_ubyte),
-        ("no", ctypes.c_ubyte),
-        ("k", ctypes.c_uint),
+        ("yes", ctypes.c_ubyte),  # number of steps to skip if a comparison with `k` holds
+        ("no", ctypes.c_ubyte),  # number of steps to skip if it does not
+        ("k", ctypes.c_uint),  # operand
     ]
 
 
@@ -142,7 +142,7 @@ def _install_syscall_filter() -> None:
         (_BPF_LD, 0, 0, _NUMBER_OFFSET),
     ]
     for left, number in zip(range(len(calls), 0, -1), calls, strict=True):
-        steps.append((_BPF_JEQ, left, 0, number))
+        steps.append((_BPF_JEQ, left, 0, number))  # if the call has this number, skip to the last step
     steps += [(_BPF_RET, 0, 0, _REFUSE), (_BPF_RET, 0, 0, _ALLOW)]
     program = _BpfProgram(len(steps), (_BpfStep * len(steps))(*(_BpfStep(*step) for step in steps)))
     libc = ctypes.CDLL(None, use_errno=True)

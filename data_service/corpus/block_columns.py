@@ -1,10 +1,10 @@
 """The block tables of a large corpus: one object per split holds binary columns, each read when it is first used.
 
-    blocks/train-<digest>.bin     the columns of `DTYPES`, one after another, little-endian
+    blocks/train-<digest>.bin     the columns of `manifest.DTYPES`, one after another, little-endian
 
-The manifest holds the object's key and the digest of each column, so a column is verified by itself. A worker needs
-only the byte ranges of blocks, a feed only their counts. As JSON, two million blocks take 1.4 GB of memory while they
-are parsed; here a block takes at most 60 bytes.
+The manifest holds the object's key and the digest of each column, so a column is verified by itself. A process that
+reads blocks needs only their byte ranges; one that plans which rows are read needs only their counts. As JSON, two
+million blocks take 1.4 GB of memory while they are parsed; here a block takes at most 60 bytes.
 """
 
 import threading
@@ -20,8 +20,8 @@ from data_service.errors import damaged_corpus
 from data_service.store.base import Store, digest, read_verified
 from data_service.store.errors import KeyMissing, Truncated
 
-MIN_BLOCKS_STORED_APART = 1 << 16  # number of blocks from which on tables are stored as binary columns
-COLUMNS_FOLDER = "blocks/"
+MIN_BLOCKS_STORED_APART = 1 << 16  # a corpus with so many blocks or more stores its tables as binary columns
+COLUMNS_FOLDER = "blocks/"  # folder of these objects in a corpus
 
 
 class StoredTable(BaseModel):
@@ -31,7 +31,7 @@ class StoredTable(BaseModel):
         shards: keys of the shards.
         blocks: number of blocks.
         key: key of the object that holds the columns.
-        digests: blake2b hash (16 bytes, hex) of each column's bytes, by name.
+        digests: blake2b hash (16 bytes, hex) of each column's bytes, by the column's name.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)

@@ -29,7 +29,7 @@ SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
 ReportBytes = Callable[[int, int], None]  # called as (newly read, total), in bytes
 _PARALLEL_SHARDS = 4  # number of shards verified in parallel; each needs memory for one block
-_CORPUS_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/", COLUMNS_FOLDER)
+_CORPUS_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/", COLUMNS_FOLDER)  # searched for unlisted files
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def _verify_shard(
     shard_blocks: "_ShardBlocks",
     report_block_bytes: Callable[[int], None],
 ) -> Iterator[Damage]:
+    """Yield all damage to the shard `key`. `report_block_bytes`: called with the size of each block read."""
     size, expected = store.size(key), manifest.shard_sizes[key]
     if size is None:
         yield Damage(key, "is missing")
@@ -110,6 +111,7 @@ def _blocks_by_shard(table: BlockTable) -> dict[str, _ShardBlocks]:
 def _verify_block(
     store: Store, manifest: CorpusManifest, table: BlockTable, index: int, whole: "hashlib.blake2b"
 ) -> Iterator[Damage]:
+    """Yield the damage to block `index`. `whole`: hash of the shard, to which the block's bytes are added."""
     key, place = table.block_shard_key(index), table.block_location(index).partition(", ")[2]
     try:
         data = read_block_bytes(store, table, index)
@@ -215,7 +217,7 @@ def open_part(corpus: Corpus, number: int) -> Corpus:
     """Return one of the corpora from which a corpus was merged.
 
     Raises:
-        CorpusError: there is no corpus at the part's URI, or a different one than was merged.
+        CorpusError: there is no corpus at the part's URI, or another corpus than the one that was merged.
         StoreError: the store cannot be read.
     """
     part = corpus.manifest.parts[number]
@@ -258,7 +260,7 @@ def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> V
         *_find_unlisted_files(store, manifest),
     ]
     if not damage and manifest.fingerprint != manifest.computed_fingerprint:
-        damage.append(Damage(MANIFEST_KEY, "the stored fingerprint is not that of the blocks"))
+        damage.append(Damage(MANIFEST_KEY, "the stored fingerprint differs from that of the block tables"))
     return VerifyReport(
         shards=len(manifest.shard_sizes),
         blocks=len(manifest.train) + len(manifest.heldout),
@@ -278,7 +280,7 @@ class ShownDocument:
         tokens: number of tokens.
         sentences: texts decoded from the tokens; empty for a removed document.
         pairs: which texts an example has in a corpus of pairs; None in a corpus of plain text.
-        removal: number of the removal that lists the document, from 1; None if it was not removed.
+        removal: number, from 1, of the removal (`removals.py`) that took the document out; None if none did.
     """
 
     shard: str

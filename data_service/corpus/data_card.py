@@ -1,6 +1,6 @@
 """The data card of a corpus: amount, sources and licences of its text, how it was filtered, and what was removed.
 
-The card is made from the manifest and the removals, so it cannot be out of date.
+The card is made from the manifest and the lists of removed documents, so it cannot be out of date.
 """
 
 import json
@@ -85,7 +85,7 @@ class DataCard(StrictRecord):
 
     @property
     def searched_splits(self) -> list[IndexedSplit]:
-        """The evaluation splits for whose texts every document was searched."""
+        """The splits of evaluation tasks whose texts were looked for in every document."""
         first, *others = ([] if part.origin is None else part.origin.searched_splits for part in self.built)
         return [split for split in first if all(split in other for other in others)]
 
@@ -170,12 +170,13 @@ def _corpus_lines(card: DataCard) -> Iterator[str]:
 
 def _searched_splits_text(splits: Sequence[IndexedSplit]) -> str:
     if not splits:
-        return "The text was not searched for texts of evaluation sets, or not all of it."
+        return "The text was not searched for texts of evaluation sets, or only a part of it was."
     named = ", ".join(f"{_escape_cell(one.split)} ({one.looked_up:,} of {one.texts:,} texts)" for one in splits)
-    return f"No document of it holds a text of these evaluation sets, as far as runs of words show it: {named}."
+    return f"No document of it holds a text of these evaluation sets, as far as shared word n-grams show: {named}."
 
 
 def _part_lines(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
+    """Yield the section on one built corpus. `head`: Markdown heading mark; `named`: whether it holds the URI."""
     yield f"{head} {f'Built at {_escape_cell(part.uri)}' if named else 'Inputs'}\n"
     files = ", ".join(f"`{_escape_cell(one)}`" for one in part.inputs[:_LISTED_PATTERNS])
     more = f" and {len(part.inputs) - _LISTED_PATTERNS:,} more" if len(part.inputs) > _LISTED_PATTERNS else ""

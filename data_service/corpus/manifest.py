@@ -27,8 +27,8 @@ given."""
 
 HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]  # a 16-byte blake2b hash
 
-BUILD_FOLDER = "build/"
-CONFIGURATION_KEY = "build/configuration.json"
+BUILD_FOLDER = "build/"  # temporary files of an unfinished build
+CONFIGURATION_KEY = "build/configuration.json"  # which build, or merge, the output folder is reserved for
 TOKENIZER_FOLDER = "tokenizer"
 SHARD_FOLDERS = ("train/", "heldout/", "provenance/")  # folders of shards by split, and of sidecars
 
@@ -41,6 +41,8 @@ class BuildLayout:
         output: URI of the corpus.
         build: hash of the configuration. Keys under `build/` contain it, so that this build never reads files that a
             late task of an abandoned build writes.
+
+    An input split is the part of the input that one task reads.
     """
 
     output: str
@@ -71,12 +73,12 @@ class BuildLayout:
         return f"{BUILD_FOLDER}{self.build}/ids/{split:06d}.bin"
 
     def receipt_key(self, stage: str, task: int) -> str:
-        """Return the key of the file that records the result of a finished task."""
+        """Return the key of the file that records the result of a finished task of a build stage."""
         return f"{BUILD_FOLDER}{self.build}/receipts/{stage}/{task:06d}.json"
 
 
 def shard_stem(split: int) -> str:
-    """Return the input split's number as in the names of its shards and in the keys of their samples."""
+    """Return an input split's number as it is written in the names of its shards and in their tar members' names."""
     return f"{split:06d}"
 
 
@@ -220,11 +222,11 @@ class HeldoutRule:
     Attributes:
         unit: unit that is held out: a whole document, or a stretch: a run of its paragraphs (in a long paragraph, of
             its sentences).
-        below: upper bound for the low 64 bits of a hash. A document is held out if these bits of its hash are below the
-            bound; a stretch is, if these bits of the hash of its last paragraph are.
+        below: bound for the low 64 bits of a hash. A document is held out if those of its own hash are below the bound;
+            a stretch is held out if those of its last paragraph's hash are.
         length: mean length of a stretch in bytes.
-        trained: low 64 bits below the bound that are trained on nevertheless, because too many stretches end with the
-            paragraphs that have this hash.
+        trained: low 64 bits of the hashes of paragraphs with which too many stretches end. These stretches are trained
+            on, although the bits are below the bound.
         by_tokens: whether documents with unknown tokens are split by the hash of their tokens, so that documents that
             differ only in unknown words are on the same side. Only corpora of many documents do so.
         clusters: digest of the clusters of near duplicates that the prepared documents name; empty if they name none.
@@ -249,7 +251,7 @@ class HeldoutRule:
         return found if self.clusters else {name: value for name, value in found.items() if name != "clusters"}
 
     def holds_out(self, low_hash_word: int) -> bool:
-        """Return whether text is held out whose hash has these low 64 bits."""
+        """Return whether text whose hash has these low 64 bits is held out."""
         return low_hash_word < self.below and low_hash_word not in self.trained
 
 
@@ -295,7 +297,7 @@ class CorpusManifest:
         recorded: fingerprint as read from manifest.json; empty if it must be computed.
         parts: corpora in which the shards lie, if the corpus was merged (`parts.py`).
         origin: where the text is from, and how it was prepared; None if neither provenance nor outputs of `corpus
-            prepare` say it, and in a merged corpus, whose parts have it.
+            prepare` say it, and in a merged corpus, since the manifests of its parts say it.
         loss: characters that the tokenizer cannot represent; None in a corpus of an older build, which has no count.
         digest: sha256 (hex) of the manifest's whole content, so also of counts, options and sidecars, which
             `fingerprint` does not cover; empty until it is written.
@@ -327,7 +329,7 @@ class CorpusManifest:
 
     @property
     def effective_heldout_rule(self) -> HeldoutRule:
-        """The stored held-out rule, or that of `heldout_fraction`; then the number of documents decides `by_tokens`."""
+        """The stored held-out rule, else that of `heldout_fraction` (`by_tokens` if many documents are held out)."""
         if self.heldout_rule is not None:
             return self.heldout_rule
         many = int(self.heldout.documents.sum()) >= MIN_DOCUMENTS_TO_HASH_TOKENS
@@ -350,7 +352,7 @@ class CorpusManifest:
         return self._rules_version >= 3 and self.options.get("lines") != "join"
 
     @property
-    def _rules_version(self) -> int:
+    def _rules_version(self) -> int:  # version of the rules of `corpus build`
         rules = self.options.get("rules")
         return rules if isinstance(rules, int) else 1
 
@@ -361,7 +363,7 @@ class CorpusManifest:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 (hex) of everything that decides a run's samples: blocks, shards, tokenizer, rules for word starts.
+        """sha256 (hex) of everything that decides the samples of training: blocks, shards, tokenizer, word-start rules.
 
         It does not cover where the text came from (`options`, `counts`), because the same tokens are the same data.
         """

@@ -52,7 +52,7 @@ class _ManifestObject(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class _InlineTable(_ManifestObject):
+class _InlineTable(_ManifestObject):  # a block table whose columns are in manifest.json itself
     shards: list[str]
     shard: list[NonNegativeInt]
     offset: list[NonNegativeInt]
@@ -72,7 +72,7 @@ class _InlineTable(_ManifestObject):
         return self
 
 
-class _ManifestContent(_ManifestObject):
+class _ManifestContent(_ManifestObject):  # the fields are those of `CorpusManifest`
     tokenizer_hash: str
     vocab_size: NonNegativeInt
     heldout_fraction: float

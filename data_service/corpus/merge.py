@@ -56,13 +56,13 @@ from data_service.tokenizers.loss import TextLoss
 from data_service.types import Block
 
 ReportBlocks = Callable[[int, int], None]
-"""Called as (newly read, total), in blocks and sidecars."""
+"""Progress callback, called as (newly read, total): numbers of blocks and sidecars together."""
 
 DUPLICATE_REMOVAL_REASON = "copies of documents of earlier parts"
 """The `Removal.reason` of the removal that takes out copies."""
 
 _HASH_RANGES = 256  # number of files of document hashes: one for each first byte of a hash
-_HASH_RECORD_DTYPE = np.dtype(
+_HASH_RECORD_DTYPE = np.dtype(  # a document: its hash as two words, part, whether held out, numbers, and token range
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4")]
     + [(name, "<i8") for name in ("document", "block", "start", "stop")]
 )
@@ -95,12 +95,12 @@ def merge_corpora(
 ) -> MergeReport:
     """Merge corpora, in this order, into one at `output`. It refers to their shards, so they must not be moved.
 
-    The same call repeats an interrupted merge, and only returns the report of a complete one.
+    The same call repeats an interrupted merge. After a complete merge, it only returns the report.
 
     Args:
         uris: at least two corpora, which may be merged ones.
         output: folder or s3:// prefix that holds nothing else.
-        removed_by: user and host, for the removal of copies.
+        removed_by: user and host, recorded in the removal of the copies.
         removed_at: seconds since 1970.
         report: progress callback, called in this thread.
 
@@ -197,7 +197,7 @@ def check_mergeable(sources: Sequence[Corpus]) -> None:
             "held-out rule": _comparable_rule(source.manifest, shared),
             "texts of an example": source.manifest.pairs,
             "segmentation": source.manifest.words,
-            "rules of words": source.manifest.word_rules_version,
+            "version of the word rules": source.manifest.word_rules_version,
             "provenance": bool(source.manifest.provenance),
         }
         for source in sources
@@ -263,7 +263,7 @@ def _rule_for_unknown_words(manifests: Sequence[CorpusManifest]) -> HeldoutRule:
 
 
 def _comparable_rule(manifest: CorpusManifest, shared: HeldoutRule) -> HeldoutRule:
-    """Return the held-out rule for comparison: without clusters, and `by_tokens` only where it has an effect."""
+    """Return the held-out rule for comparison: without clusters; `by_tokens` is `shared`'s where it has no effect."""
     rule = manifest.effective_heldout_rule
     by_tokens = rule.by_tokens if manifest.may_have_unknown_tokens else shared.by_tokens
     return replace(rule, clusters="", by_tokens=by_tokens)

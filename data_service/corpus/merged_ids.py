@@ -23,6 +23,7 @@ from data_service.store.base import parallel_map
 
 _HASH_RANGES = 256  # number of files of id hashes: one for each first byte of a hash
 _LISTED_IDS = 10  # largest number of ids that an error message lists
+# A document: the hash of its id as two words, number of its corpus, whether it is held out, and number in its split.
 _ID_RECORD_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")])
 _Location = tuple[int, SplitName, int]  # a document: number of its corpus, split, number in that split
 
@@ -127,7 +128,7 @@ def _equal_ids_error(
     return DuplicateIdError(
         "\n".join([f"{count:,} ids name different documents in two corpora:", *lines, *more]),
         remedy=f"give the documents of {', '.join(sources[part].store.uri for part in later)} ids of their own, or "
-        "leave these documents out of its input; only copies of a text may share an id",
+        "leave these documents out of the corpora; only copies of a text may share an id",
     )
 
 

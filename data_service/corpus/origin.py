@@ -26,7 +26,7 @@ class StageCounts(StrictRecord):
         dropped: number of documents that it dropped, by reason.
         cut: number of documents that it shortened, by reason.
         clustered: number of documents that it kept in clusters of near duplicates.
-        paragraphs_cut, characters_cut: number of frequent lines or paragraphs that it cut, and of their characters.
+        paragraphs_cut, characters_cut: number of frequent lines or paragraphs that it cut out, and of their characters.
     """
 
     stage: str
@@ -46,7 +46,7 @@ class IndexedSplit(StrictRecord):
     Attributes:
         split: task and split, such as `sst2/dev`.
         texts: number of different texts.
-        looked_up: number of these texts for which documents were searched.
+        looked_up: number of these texts that were looked for; the others are too short or too common.
         digest: blake2b hash (16 bytes, hex) of the texts.
     """
 
@@ -90,7 +90,7 @@ class PreparedInput(StrictRecord):
 
 
 ValueCounts = dict[ProvenanceField, dict[str, tuple[int, int]]]
-"""Numbers of documents and of tokens by value, for each of the fields in `COUNTED_FIELDS` that is recorded."""
+"""(Number of documents, number of tokens) by provenance field, then by the field's value."""
 
 
 class Origin(StrictRecord):
@@ -109,7 +109,7 @@ class Origin(StrictRecord):
 
     @property
     def searched_splits(self) -> list[IndexedSplit]:
-        """The evaluation splits for whose texts every document was searched."""
+        """The splits of evaluation tasks whose texts were looked for in every document."""
         if self.unprepared or not self.prepared:
             return []
         first, *others = (one.searched for one in self.prepared)

@@ -19,7 +19,7 @@ MISSING_FIELD_REMEDY = (
     "correct the record; or, in the file of --provenance, name the right field, give a constant for the input, or let "
     "documents lack it (may_lack)"
 )
-ValuePatterns = Annotated[tuple[str, ...], Field(min_length=1)]
+ValuePatterns = Annotated[tuple[str, ...], Field(min_length=1)]  # allowed values of a field; see matches_any_pattern
 _OPTIONAL_TEXT_FIELD = Field(default=None, min_length=1)
 
 
@@ -99,7 +99,7 @@ class ProvenanceOptions(StrictRecord):
             )
         other = [field for field in self.may_lack if field not in self.recorded_fields]
         if other:
-            raise ValueError(f"may_lack: {', '.join(other)} is not recorded: name its field or remove it there")
+            raise ValueError(f"may_lack: {', '.join(other)} is not recorded: name its field or drop it from may_lack")
         if other := [field for field in self.only if field not in self.recorded_fields]:
             raise ValueError(f"only: {', '.join(other)} is not recorded: name its field, or a constant")
         return self

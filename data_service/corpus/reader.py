@@ -24,7 +24,7 @@ _NPY_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([|<][iu]\d)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n",
     re.DOTALL,
 )
-_TOKENS, _SENTENCES, _DOCUMENTS = "tokens.npy", "sentences.npy", "documents.npy"
+_TOKENS, _SENTENCES, _DOCUMENTS = "tokens.npy", "sentences.npy", "documents.npy"  # members of every block's tar sample
 UNIT_MEMBERS: Mapping[Level, str] = {"word": "words.npy", "phrase": "phrases.npy", "entity": "entities.npy"}
 """Tar members of a block that mark the tokens at which words, phrases and entities begin, if the build stored them."""
 
@@ -88,6 +88,7 @@ def parse_block(data: bytes, place: str) -> Block:
 
 
 def _tar_members(data: memoryview) -> Iterator[tuple[str, memoryview]]:
+    """Yield (name, content) of each member of a tar sample."""
     start = 0
     while start < len(data):
         member = tarfile.TarInfo.frombuf(bytes(data[start : start + _TAR_HEADER_BYTES]), "utf-8", "strict")

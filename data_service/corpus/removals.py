@@ -1,9 +1,10 @@
 """Removals: lists of documents taken out of a corpus after its build. Manifest and shards do not change.
 
 Each removal is a file next to the manifest: `removals/000001.json` and so on. It lists documents and their tokens, and
-holds the digest of the previous removal, so that edited or reordered files are detected. `removals/head.json` holds
-the number of removals, so that a lost last file is detected, too. Removals are never deleted. The digest of a removal
-identifies the corpus without all documents removed so far; a training run keeps to the digest it was created with.
+holds the digest of the previous removal, so that edited or reordered files are detected. `removals/head.json` holds the
+number of removals, so that a lost last file is detected, too. Removals are never deleted. The digest of a removal
+identifies the corpus without all documents removed so far. A training run stores this digest when it is created, and
+leaves out the documents removed until then.
 """
 
 import json
@@ -24,7 +25,7 @@ from data_service.store.errors import KeyMissing
 from data_service.types import Block
 
 REMOVALS_FOLDER = "removals/"
-HEAD_KEY = f"{REMOVALS_FOLDER}head.json"
+HEAD_KEY = f"{REMOVALS_FOLDER}head.json"  # holds the number of removals and the digest of the last
 _VERSION = 1  # version of the format of removal files
 _REMOVAL_KEY = re.compile(rf"{REMOVALS_FOLDER}(\d{{6}})\.json")
 _FORMAT = "maskfleet-removal"  # value of the key `format` in removal files
@@ -65,7 +66,7 @@ class RemovedDocuments:
         return type(self)(*(column[mask] for column in vars(self).values()))
 
     def moved_by(self, documents: int, blocks: int) -> Self:
-        """Return the documents, with `documents` added to their numbers and `blocks` to those of their blocks."""
+        """Return the documents, with `documents` added to their numbers and `blocks` to their block numbers."""
         return replace(self, documents=self.documents + documents, block=self.block + blocks)
 
     def token_ranges(self, block: int) -> NDArray[np.int64]:
@@ -155,7 +156,7 @@ class RemovalChain:
         return None
 
     def prefix_with_digest(self, digest: str) -> "RemovalChain | None":
-        """Return the beginning of the chain whose digest is `digest`; None if there is no such beginning."""
+        """Return the chain up to the removal with this digest (empty: none); None if there is no such removal."""
         for count in range(len(self.removals) + 1):
             state = RemovalChain(self.removals[:count])
             if state.digest == digest:
@@ -167,7 +168,7 @@ class _RemovalObject(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class _DocumentColumns(_RemovalObject):
+class _DocumentColumns(_RemovalObject):  # the fields of `RemovedDocuments`
     documents: list[NonNegativeInt]
     block: list[NonNegativeInt]
     start: list[NonNegativeInt]
@@ -185,7 +186,7 @@ class _DocumentColumns(_RemovalObject):
         return self
 
 
-class _RemovalContent(_RemovalObject):
+class _RemovalContent(_RemovalObject):  # content of a removal file; `corpus`: digest of the manifest
     corpus: str
     previous: str
     by: str
@@ -195,7 +196,7 @@ class _RemovalContent(_RemovalObject):
     heldout: _DocumentColumns
 
 
-class _ChainHead(_RemovalObject):
+class _ChainHead(_RemovalObject):  # content of head.json
     count: PositiveInt
     digest: str
 
@@ -233,7 +234,7 @@ def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
     numbered = [key for key in keys if key != HEAD_KEY]
     for number, key in enumerate(numbered, 1):
         if _REMOVAL_KEY.fullmatch(key) is None:
-            _raise_damaged(store, key, "the name is not that of a removal file")
+            _raise_damaged(store, key, "removal files have names such as 000001.json")
         if key != removal_key(number):
             _raise_damaged(store, removal_key(number), f"the file is missing, but {key} exists")
     found = parallel_map(store.get, numbered)
@@ -258,8 +259,8 @@ def load_removals_up_to(store: Store, manifest: CorpusManifest, digest: str) -> 
     found = load_removals(store, manifest).prefix_with_digest(digest) if digest else RemovalChain()
     if found is None:
         raise CorpusError(
-            f"{store.uri}: removal {digest[:12]} is missing, whose documents this run must not read",
-            remedy=f"restore {REMOVALS_FOLDER} from a copy of the corpus, or the run would read removed documents",
+            f"{store.uri}: removal {digest[:12]} is missing, whose documents this training run must not read",
+            remedy=f"restore {REMOVALS_FOLDER} from a copy of the corpus, or training would read removed documents",
         )
     return found
 
@@ -315,7 +316,7 @@ def _load_head(store: Store) -> _ChainHead | None:
 
 
 def _check_head(store: Store, head: _ChainHead, chain: RemovalChain) -> None:
-    """Compare a chain with `head.json`. That is written after each removal, so it may count fewer, but never more."""
+    """Compare a chain with `head.json`, which is written after each removal and so may count fewer, but never more."""
     if head.count > len(chain.removals):
         _raise_damaged(store, removal_key(len(chain.removals) + 1), f"it is missing; there were {head.count} removals")
     if chain.removals[head.count - 1].digest != head.digest:
@@ -323,7 +324,7 @@ def _check_head(store: Store, head: _ChainHead, chain: RemovalChain) -> None:
 
 
 def _has_documents(removed: RemovedDocuments, table: BlockTable) -> bool:
-    """Return whether each document lies in its block, by the table's counts."""
+    """Return whether the blocks have these documents and tokens, by the counts in the block table."""
     if not len(removed):
         return True
     if removed.block[-1] >= len(table):

@@ -30,10 +30,10 @@ from data_service.errors import CorpusError
 from data_service.store.base import parallel_map
 
 ReportDone = Callable[[int, int], None]
-"""Called as (newly read, total), in shards or blocks."""
+"""Progress callback, called as (newly read, total): numbers of shards or of blocks."""
 
 _MAX_LISTED_DOCUMENTS = 20  # largest number of unknown documents that an error lists
-_DOCUMENT_NUMBER = re.compile(r"(?:(train|heldout):)?([0-9]{1,18})")
+_DOCUMENT_NUMBER = re.compile(r"(?:(train|heldout):)?([0-9]{1,18})")  # such as 17, train:17 or heldout:3
 _DocumentRow = tuple[int, int, int, int]  # document, block, start, stop; see `RemovedDocuments`
 
 
@@ -146,8 +146,8 @@ def find_removed_in_parts(corpus: Corpus) -> DocumentsBySplit:
 
 def _merged_sources(corpus: Corpus, numbers: range) -> Iterator[tuple[Corpus, range]]:
     """Yield the merged corpora from which a corpus was merged, recursively, each with the numbers of its parts in the
-    outermost corpus. `numbers`: the numbers there of `corpus`'s parts. A merged corpus that is missing or has other
-    parts now is skipped: training reads only parts."""
+    outermost corpus. `numbers`: numbers, in the outermost corpus, of the parts of `corpus`. A merged corpus that is
+    missing or has other parts now is skipped: training reads only parts."""
     parts, first = corpus.manifest.parts, 0
     merged = corpus.manifest.options.get("merged")
     for uri in merged if isinstance(merged, list) else []:
@@ -231,7 +231,7 @@ def _documents_from_rows(rows: Mapping[SplitName, Collection[_DocumentRow]]) -> 
 
 @dataclass(frozen=True)
 class _BlockDocuments:
-    """Some documents of one block: `numbers` in the split. `first`: number of the block's first document."""
+    """Some documents of one block. `numbers`: numbers in the split; `first`: that of the block's first document."""
 
     split: SplitName
     block: int

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # pyarrow is imported only to read or write a sidecar, which 
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-RowConditions: TypeAlias = "list[tuple[str, str, object]] | pc.Expression"
+RowConditions: TypeAlias = "list[tuple[str, str, object]] | pc.Expression"  # row filters of `pyarrow.parquet`
 ROW_GROUP_ROWS = 1 << 14  # rows per Parquet row group, which the writer keeps in memory
 
 

@@ -99,7 +99,7 @@ class Segmentation(StrictRecord):
         return words if self.lexicon is None else (*words, "phrase", "entity")
 
 
-_UNSPACED_LETTERS = "".join(f"{chr(first)}-{chr(last)}" for first, last in LETTERS_WITHOUT_SPACES)
+_UNSPACED_LETTERS = "".join(f"{chr(first)}-{chr(last)}" for first, last in LETTERS_WITHOUT_SPACES)  # as a-z
 _LETTER_RUN = re.compile(rf"[^\W_{_UNSPACED_LETTERS}]{{2,}}")  # letters of scripts with spaces, or digits
 
 

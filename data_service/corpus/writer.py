@@ -21,12 +21,12 @@ from data_service.store.base import digest
 from data_service.types import Block
 
 _RECORD_BYTES = 10240  # archives are padded to a multiple of this size, tar's record
-_BLOCK_DTYPE = np.dtype([(name, kind) for name, kind in DTYPES.items() if name != "shard"])
+_BLOCK_DTYPE = np.dtype([(name, kind) for name, kind in DTYPES.items() if name != "shard"])  # one block
 
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """The description of a written shard. A build keeps those of all shards, so a block takes only 75 bytes of it.
+    """The description of a written shard. A build keeps all of them in memory, so a block takes only 75 bytes.
 
     Attributes:
         size: size of the shard in bytes.
@@ -64,7 +64,7 @@ class ShardWriter:
         self._name = name
         self._hash = hashlib.blake2b(digest_size=16)
         self._offset = 0
-        self._blocks: list[tuple[int, int, int, int, int, bytes]] = []
+        self._blocks: list[tuple[int, int, int, int, int, bytes]] = []  # records of `_BLOCK_DTYPE`
 
     def write(self, block: Block) -> None:
         """Append one block. Raises OSError: the disk is full."""

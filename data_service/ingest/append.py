@@ -3,8 +3,8 @@
     grown/manifest.json     lists the shards of the old corpus and of the new part (`data_service.corpus.merge`)
     grown/added/            the new part, a complete corpus
 
-Shards of the old corpus are not rewritten, so runs on it continue. Tokenizer, sentences, words, held-out rule, blocks
-and, unless others are given, the names of fields and of provenance are those of the old corpus.
+Shards of the old corpus are not rewritten, so training runs on it continue. The new part has the tokenizer, held-out
+rule, block size, and rules for sentences and words of the old corpus, and its names of fields unless others are given.
 """
 
 from collections.abc import Mapping, Sequence
@@ -166,7 +166,7 @@ def _make_append_report(grown: Corpus, new: Corpus) -> AppendReport:
             if removal.reason != DUPLICATE_REMOVAL_REASON:
                 removed += len(gone)
                 continue
-            own = int((gone >= totals[split] - sizes[split]).sum())
+            own = int((gone >= totals[split] - sizes[split]).sum())  # documents of the new part have the last numbers
             copies, earlier = copies + own, earlier + len(gone) - own
     return AppendReport(
         added=sum(sizes.values()),
@@ -195,7 +195,8 @@ def _load_word_options(corpus: Corpus, origin: CorpusManifest, files: Mapping[st
     found, _ = resolve_segmentation(options)
     if found != known:
         raise CorpusError(
-            f"{corpus.store.uri} was built with other words: {recorded}, but now {found.model_dump(exclude_none=True)}",
+            f"{corpus.store.uri} was built with word settings {recorded}, "
+            f"but now they are {found.model_dump(exclude_none=True)}",
             remedy="give the word files that it was built with, and install the same version of the segmenter",
         )
     return options

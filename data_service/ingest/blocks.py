@@ -1,5 +1,5 @@
-"""Turns text into blocks: tokenises each document as a whole, finds the first token of each sentence, and collects
-whole documents in blocks.
+"""Turns text into blocks of tokens, the units in which a corpus is stored and read: tokenises each document as a whole,
+finds the first token of each sentence, and collects whole documents in a block.
 
 A sentence begins with the first token that starts in the white space before it or at its first character. If a token
 spans the end of one sentence and the start of the next, it belongs to the later sentence; such boundaries are counted.
@@ -30,7 +30,7 @@ class EncodedDocument:
     Attributes:
         tokens: [T] uint16 or uint32, token ids.
         lengths: [S] int64, number of tokens of each sentence, at least one.
-        begins: [levels, T] bool, whether a unit of each level, such as word, begins at each token; None without units.
+        begins: [levels, T] bool, whether a unit of that level (such as word) begins at that token; None without units.
         moved: number of sentences whose first character is inside a token; each then begins with that token.
     """
 
@@ -67,7 +67,7 @@ def encode_documents(
     for number, (text, found) in enumerate(zip(texts, placed, strict=True)):
         bounds = sentence_bounds(text, language)
         firsts, moved = _find_sentence_starts(found, bounds)
-        if moved and found.by_word:
+        if moved and found.by_word:  # a token's own range is needed, not its word's, to see whether it spans a boundary
             [found] = tokenizer.encode_placed([text])
             firsts, moved = _find_sentence_starts(found, bounds)
         begins = None
@@ -95,7 +95,7 @@ def _find_sentence_starts(placed: PlacedTokens, bounds: NDArray[np.int64]) -> tu
 def encode_examples(
     tokenizer: Tokenizer | TextEncoder, examples: Sequence[tuple[str, ...]], meter: LossMeter | None = None
 ) -> list[EncodedDocument]:
-    """Return the tokenised examples, in order. Each text becomes one sentence.
+    """Return the tokenised examples of a corpus of pairs, in order. Each text of an example becomes one sentence.
 
     If a text of an example has no tokens, the whole example has none.
     """

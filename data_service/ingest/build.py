@@ -1,4 +1,4 @@
-"""`build_corpus` turns raw text into a corpus of shards, in two passes over splits of the input.
+"""`build_corpus` turns raw text into a corpus of shards, in two passes over splits of the input (one split a task).
 
 1. Big files that are compressed or in another encoding than UTF-8 are measured, so that they can be cut into splits
    like others (`streamed.py`).
@@ -7,8 +7,8 @@
 3. The second pass tokenises the documents that are not copies of earlier ones (`write.py`). The manifest comes last
    (`configuration.py`).
 
-Every task is a pure function of the inputs and the options and leaves a receipt. So any number of workers writes the
-same bytes, and an interrupted build repeats only tasks without a receipt.
+Every task is a pure function of the inputs and the options, and stores a receipt when it is done. So any number of
+workers writes the same bytes, and an interrupted build repeats only tasks without a receipt.
 """
 
 from collections import Counter
@@ -181,8 +181,8 @@ class _Build:
         return manifest
 
     def check_finished(self, manifest: CorpusManifest) -> None:
-        """Check that the complete corpus is what this build would write. Raises CorpusError: it lacks bad records that
-        this build would refuse, or the text of the inputs has changed."""
+        """Check that the complete corpus is what this build would write. Raises CorpusError: bad records were left out
+        of the corpus, which this build refuses; or the text of the inputs has changed."""
         check_skipped_records(self.store, manifest, self.options)
         if manifest.options.get(FILE_VERSIONS_ENTRY) != self.configuration[FILE_VERSIONS_ENTRY]:
             self._check_rewritten_inputs(manifest)
@@ -190,6 +190,7 @@ class _Build:
         self.progress(Progress("already built", shards, shards, size, size))
 
     def _check_rewritten_inputs(self, manifest: CorpusManifest) -> None:
+        """Read the inputs again; raise CorpusError if their text is no longer that of the complete corpus."""
         with self._open_passes() as passes:
             scanned = passes.scan()
         try:
@@ -200,7 +201,7 @@ class _Build:
 
     @contextmanager
     def _open_passes(self) -> "Iterator[BuildPasses]":
-        """Yield the passes of the build. Their workers are stopped when the block ends."""
+        """Yield the passes of the build. Their workers are stopped when the `with` block ends."""
         files, options = self.listing.files, self.options
         with WorkerPool(options.workers, options.split_bytes if streamed_files(files, options) else 0) as pool:
             layout = BuildLayout(self.store.uri, identity_hash(self.configuration))
@@ -240,7 +241,7 @@ class BuildPasses:
     def choose_heldout(self, scanned: list[ScanReceipt]) -> tuple[HeldoutRule, list[KeptDocuments]]:
         """Return the held-out rule, and for each split the documents that are not copies of earlier ones.
 
-        Documents are divided into stretches only if whole documents are too few or too long.
+        Documents are divided into stretches (runs of paragraphs) only if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
         clusters = self._find_clusters_digest(scanned)

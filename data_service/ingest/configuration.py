@@ -44,7 +44,7 @@ FILE_VERSIONS_ENTRY = "input_versions"  # hash of the versions of all input file
 SPLIT_HASHES_ENTRY = "input_content"  # hashes of the text of each split
 _ENTRIES_WITHOUT_EFFECT = ("inputs", FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY)  # they do not change the corpus
 
-Configuration = Mapping[str, object]
+Configuration = Mapping[str, object]  # JSON values by entry, see `make_configuration`
 
 
 def make_configuration(
@@ -54,11 +54,10 @@ def make_configuration(
     options: BuildOptions,
     words: Segmentation | None = None,
 ) -> Configuration:
-    """Return, as JSON values, all that determines a corpus's bytes; also `inputs` and `input_versions`, which do not.
+    """Return the configuration as JSON values: all that determines a corpus's bytes, and two entries that do not.
 
-    `inputs` is for people to read. `input_versions` changes when a file is written again, even with the same text. So
-    receipts name the versions of the files that they were made from, but a corpus stores hashes of its text
-    (`input_content`, see `check_text_unchanged`).
+    These are `inputs`, for people to read, and `input_versions`, which changes when a file is written again, even with
+    the same text. So a complete corpus also stores hashes of its text (`input_content`, see `check_text_unchanged`).
     """
     return {
         "rules": RULES_VERSION,
@@ -216,6 +215,7 @@ def _describe_skipped_records(scanned: list[ScanReceipt], listing: InputListing)
 
 
 def _origin_with_value_counts(inputs: Origin, train: list[PartSummary]) -> Origin | None:
+    """Return `inputs` with the counts of provenance values in the training text; None if neither holds anything."""
     found = inputs.model_copy(update={"values": join_value_counts(part.values for part in train)})
     return found if found.values or found.prepared else None
 

@@ -1,5 +1,5 @@
-"""Removes later copies of documents. They are found between the passes, one range of hashes at a time so that memory is
-bounded, and left out when the documents of a split are read again.
+"""Removes later copies of documents. The first pass of a build has hashed all documents. Here the hashes are compared,
+one range of them at a time, so that memory is bounded. The second pass leaves the copies out.
 
 Another pass divides the kept documents into stretches. It runs only if stretches are held out, not whole documents
 (`heldout.py`).
@@ -94,7 +94,7 @@ class CompareReceipt(TaskReceipt):
     """The result of comparing the hashes in a partition.
 
     Attributes:
-        starts: [splits + 1], offset in the partition's ordinals at which the documents to drop from each split begin.
+        starts: [splits + 1], index at which each split's copies begin in the stored list of the copies' ordinals.
         digest: hash of starts and ordinals.
         documents, size, held_documents, held_size, candidates: as in `heldout.DocumentFigures`, for this partition.
     """
@@ -137,6 +137,7 @@ def partition_ranges(documents: int, max_documents: int, buckets: int = HASH_BUC
 
 
 def _bucket_slice(key: str, begin: int, end: int) -> ObjectSlice | None:
+    """Return the slice of an object that holds its hash records `begin` to `end`; None if there are none."""
     if begin == end:
         return None
     return ObjectSlice(key, begin * HASH_RECORD_DTYPE.itemsize, (end - begin) * HASH_RECORD_DTYPE.itemsize)
@@ -175,7 +176,7 @@ def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
 
 
 def sum_document_figures(compared: list[CompareReceipt]) -> DocumentFigures:
-    """Return the sums over all partitions, and their candidates with the smallest low words."""
+    """Return the sums over all partitions, and the documents with the smallest low words (candidates to hold out)."""
     candidates = sorted(pair for part in compared for pair in part.candidates)
     return DocumentFigures(
         count=sum(part.documents for part in compared),
@@ -294,8 +295,8 @@ class FindStretchesReceipt(TaskReceipt):
     """The stretches of a split.
 
     `candidates`: (low word of a paragraph's hash, bytes of the stretches that end with this paragraph), for low words
-    below `candidate_hash_threshold`; `clustered`: low words from documents with near duplicates, in which the same
-    paragraph may differ.
+    below `candidate_hash_threshold`; `clustered`: low words from documents with near duplicates, which may contain the
+    same paragraph with small changes.
     """
 
     candidates: list[tuple[int, int]]

@@ -19,7 +19,7 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 MAX_BOM_BYTES = 4  # length of the longest byte order mark, that of UTF-32
-_NON_TEXT_CODECS = {
+_NON_TEXT_CODECS = {  # Python's text codecs that are not used for text files
     "idna",
     "punycode",
     "undefined",

@@ -53,13 +53,14 @@ KNOWN_KINDS_TEXT = f"{', '.join(_FORMATS)} (all of them also with .gz, .zst, .bz
 # Page numbers of a partial dump, such as "-p1p41242" in pages-articles1.xml-p1p41242.bz2.
 _DUMP_PART_SUFFIX = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")
 
+# Reasons why files among the inputs are not read, as messages and manifests show them.
 UNKNOWN_KIND_REASON = "a file of unknown kind"
 _TOKENIZER_REASON = "a tokenizer's file"
 _CORPUS_REASON = "a corpus"
 _DESCRIPTION_REASON = "describes a data set"
 _NON_DUMP_XML_REASON = "XML without -pages-articles in its name: give its own path to read it as a dump"
 _DUMP_INDEX_REASON = "the index of a dump"
-_DUMP_NAME_PATTERN = re.compile(r"-pages-(articles|meta)")
+_DUMP_NAME_PATTERN = re.compile(r"-pages-(articles|meta)")  # in names of MediaWiki dumps that hold pages
 _DUMP_INDEX_PATTERN = re.compile(r"-multistream-index\d*\.txt\b")
 _NOT_IN_STATE_REASON = "not one of the files that the data set's state.json names"
 
@@ -83,7 +84,7 @@ STATISTICS_KEY = "statistics.json"
 PREPARATION_KEY = f"{BUILD_FOLDER}preparation.json"
 _UNFINISHED_PREPARATION_REASON = "documents whose preparation is not complete"
 _BYPRODUCT_REASON = "dropped documents or statistics of a preparation"
-_DATASET_INFO_FILE, _STATE_FILE = "dataset_info.json", "state.json"
+_DATASET_INFO_FILE, _STATE_FILE = "dataset_info.json", "state.json"  # written by `save_to_disk` of `datasets`
 _CACHE_REASON = "a cache of `map` or `filter`"
 _HIDDEN_REASON = "hidden: give its own path to read it"
 # Matches a path up to its first hidden folder or file.
@@ -162,6 +163,7 @@ def _names_by_folder(keys: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _is_corpus(store: Store, folder: str, names: dict[str, set[str]]) -> bool:
+    """Return whether a folder holds a corpus or an unfinished build of one. `names`: names of files by folder."""
     build, _, configuration = CONFIGURATION_KEY.rpartition("/")
     whole = MANIFEST_KEY in names[folder] and f"{folder}{TOKENIZER_FOLDER}/" in names
     if whole and f"{folder}train/" not in names:  # a merged corpus has no shards of its own
@@ -200,6 +202,7 @@ def _find_dataset_side_files(store: Store, folder: str, names: set[str]) -> Iter
 
 
 def _read_data_file_names(store: Store, key: str) -> set[str]:
+    """Return the names of the .arrow files that hold a saved data set. `key`: key of its state.json."""
     place = f"{store.uri.rstrip('/')}/{key}"
     try:
         state = json.loads(store.get(key))

@@ -24,14 +24,13 @@ from data_service.ingest.options import MIB
 from data_service.store.base import Store
 from data_service.store.open import open_store
 
-_FETCH_CHUNK_BYTES = 4 * MIB
+_FETCH_CHUNK_BYTES = 4 * MIB  # usual read request to a store
 _MIN_REQUEST_BYTES = 64 * 1024  # smallest read request to a store
-_BUFFER_BYTES = 1 << 20
-_ARROW_WINDOW_BYTES, _MAX_WINDOW_BYTES = 128 * MIB, 2048 * MIB  # largest zstd windows for Arrow's reader, and at all
-_FRAME_HEADER_BYTES, _ZSTD_INPUT_BYTES = 18, 4096  # largest header; input of one call, which may give 128 MiB
+_BUFFER_BYTES = 1 << 20  # buffer of a stream of decompressed or converted text
+_ARROW_WINDOW_BYTES, _MAX_WINDOW_BYTES = 128 * MIB, 2048 * MIB  # largest zstd window for Arrow's reader; for zstandard
+_FRAME_HEADER_BYTES, _ZSTD_INPUT_BYTES = 18, 4096  # largest zstd frame header; input that may expand to 128 MiB
 _NARROWER_WINDOW_REMEDY = "compress it again without --long or --ultra, or with --long=27"
 _XZ_MEMORY_BYTES = 256 * MIB  # limit for decompression; `xz -9` needs 65 MiB
-
 
 SMALL_FILE_BYTES = 256 * 1024  # files of at most so many bytes are fetched whole, ahead of time
 _fetched: dict[InputFile, bytes] = {}  # contents of files that were fetched ahead
@@ -44,7 +43,7 @@ def fetch_small_file(file: InputFile) -> bytes:
 
 @contextmanager
 def use_fetched_bytes(file: InputFile, data: bytes) -> Iterator[None]:
-    """Serve reads of `file` from `data`, all of its bytes, until the block ends."""
+    """Serve reads of `file` from `data`, all of its bytes, until the `with` block ends."""
     _fetched[file] = data
     try:
         yield
@@ -99,10 +98,8 @@ def open_stored_bytes(file: InputFile, *, start: int = 0, chunk_bytes: int = _FE
 
 
 def line_start(file: InputFile, position: int, within: int | None = None) -> int | None:
-    """Return the offset of the first byte of the line that holds byte `position`, found by reading backwards.
-
-    None if the line begins more than about `within` bytes before `position`.
-    """
+    """Return the offset of the first byte of the line that holds byte `position`, found by reading backwards;
+    None if the line begins more than about `within` bytes before `position`."""
     store = _open_store_cached(file.root)
     stop = position
     while stop > 0:
@@ -163,20 +160,15 @@ def decompress(raw: BinaryIO, file: InputFile) -> BinaryIO:
 
 
 def to_utf8_stream(raw: BinaryIO, declared: str) -> BinaryIO:
-    """Return a stream of the text of `raw` in UTF-8.
-
-    `declared`: its encoding, unless a byte order mark names another.
-    """
+    """Return the text of `raw` as a UTF-8 stream. `declared`: its encoding, unless a byte order mark names another."""
     head = raw.read(MAX_BOM_BYTES)
     return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, declared), buffer_size=_BUFFER_BYTES))
 
 
 @lru_cache(maxsize=1024)
 def is_uncompressed_utf8(file: InputFile) -> bool:
-    """Return whether the text is stored uncompressed and in UTF-8, so that it can be cut at any line.
-
-    This reads the file's first bytes.
-    """
+    """Return whether the text is stored uncompressed and in UTF-8, so that it can be cut at any line. This
+    reads the file's first bytes."""
     if file.compression or file.encoding != UTF_8:
         return False
     with open_stored_bytes(file, chunk_bytes=MAX_BOM_BYTES) as stream:

@@ -92,8 +92,8 @@ def skip_line(stream: BinaryIO) -> int:
 
 
 def _open_piece(piece: FilePiece, start: int) -> BinaryIO:
-    """Return a stream of a piece's text: the text that a reader has delivered, else the file's text from byte `start`
-    on.
+    """Return a stream of a piece's text: `piece.text` if a `PieceReader` has delivered it, else the file's text from
+    byte `start` on.
 
     Raises:
         InputError: as in `open_text`.

@@ -1,8 +1,8 @@
-"""Chooses the held-out text: whole documents by their hash, or runs of paragraphs (stretches) of few or long documents.
+"""Chooses the held-out text by hash: whole documents, or if documents are few or long, stretches (runs of paragraphs).
 
-The user requests a share of the documents. If documents are few or long, that may by chance give nothing or far too
-much; and a small share of little text is too little to evaluate on. So the rule is chosen when all documents are
-known, before anything is written. It depends only on the set of documents, not on their order, files or workers.
+The user requests a share of the documents. If documents are few or long, this share may by chance hold out nothing or
+far too much; and a small share of little text is too little to evaluate on. So the rule is chosen when all documents
+are known, before anything is written. It depends only on the set of documents, not on their order, files or workers.
 """
 
 import hashlib
@@ -93,7 +93,8 @@ def target_heldout_bytes(text_bytes: int, fraction: float) -> int:
 def heldout_rule_by_documents(documents: DocumentFigures, fraction: float) -> HeldoutRule | None:
     """Return the rule that holds out whole documents; None if they are too few or too long for that.
 
-    The requested share is used if it gives between half and three times the wanted amount of text.
+    The requested share is used if it gives at least half of the wanted amount of text, and at most three times that
+    amount or a tenth of all text.
     """
     requested = HeldoutRule(
         "document", hash_threshold(fraction), by_tokens=documents.held_count >= MIN_DOCUMENTS_TO_HASH_TOKENS
@@ -115,7 +116,7 @@ def heldout_rule_by_documents(documents: DocumentFigures, fraction: float) -> He
             return HeldoutRule("document", low + 1) if count < documents.count else None
     if documents.count <= MAX_HELDOUT_CANDIDATES:
         return None
-    # There are more documents than candidates, all very short: their share is held out by the hash alone.
+    # All candidates together are too short. So the bound follows from the wanted share of the text.
     return HeldoutRule("document", hash_threshold(wanted / documents.size))
 
 

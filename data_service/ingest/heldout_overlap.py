@@ -1,11 +1,11 @@
-"""Finds held-out text of one corpus in the training text of another. Corpora with the same
-held-out rule hold out the same text. With different rules, a common text may be held out of one and trained on in the
-other.
+"""Finds held-out text of one corpus in the training text of another. Corpora with the same held-out rule hold out the
+same text. With different rules, a common text may be held out of one and trained on in the other.
 
-A held-out document counts as found if at least half of the tested runs of `RUN_TOKENS` tokens are found:
-`RUNS_PER_DOCUMENT` evenly spread ones, or all runs of a short document. So a copy in which a few words differ is found,
-and a document that shares one common sentence is not. All runs of the training text are looked up: a run's hash is a
-polynomial in its tokens, modulo 2**64, and comes from sums over the block (Karp and Rabin 1987).
+Token runs of `RUN_TOKENS` tokens are compared by hash. `RUNS_PER_DOCUMENT` evenly spread runs of each held-out document
+are tested (all runs of a short one); it counts as found if at least half of them are found. So a copy in which a few
+words differ is found, and a document that shares one common sentence is not. All runs of the training text are looked
+up. A run's hash is a polynomial in its tokens modulo 2**64, computed from prefix sums over the tokens of a block (Karp
+and Rabin 1987).
 """
 
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ def rules_exclude_overlap(heldout_manifest: CorpusManifest, training_manifest: C
     the second."""
     one, other = heldout_manifest.effective_heldout_rule, training_manifest.effective_heldout_rule
     if not (heldout_manifest.may_have_unknown_tokens and training_manifest.may_have_unknown_tokens):
-        one = replace(one, by_tokens=other.by_tokens)  # has no effect without unknown tokens
+        one = replace(one, by_tokens=other.by_tokens)  # `by_tokens` matters only for unknown tokens
     whole = one.unit == other.unit == "document" and replace(one, below=other.below) == other
     return one == other or (whole and one.below <= other.below) or not len(heldout_manifest.heldout)
 
@@ -163,7 +163,7 @@ class HeldoutIndex:
 
 
 def _prefix_sums(tokens: Tokens) -> Hashes:
-    """Return [T + 1]: for each position, the sum of mixed token i times factor**i over the tokens before it."""
+    """Return [T + 1] prefix sums: element t is the sum over tokens i < t of (token i, mixed) * _GOLDEN_RATIO**i."""
     factors, _ = _factor_powers(1 << max(1, len(tokens)).bit_length())
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MIX_FACTOR
     mixed ^= mixed >> _MIX_SHIFT_BITS
@@ -184,7 +184,7 @@ def _run_hashes(sums: Hashes, starts: NDArray[np.int64] | slice, stops: NDArray[
 
 @lru_cache(maxsize=4)
 def _factor_powers(count: int) -> tuple[Hashes, Hashes]:
-    """Return [count] powers of `_GOLDEN_RATIO` modulo 2**64, and their inverses."""
+    """Return [count] powers of `_GOLDEN_RATIO` modulo 2**64, from power 0 on, and their [count] inverses."""
     found = []
     for factor in (_GOLDEN_RATIO, pow(_GOLDEN_RATIO, -1, 1 << 64)):
         powers = np.full(count, np.uint64(factor))

@@ -1,5 +1,5 @@
-"""Finds ids that two kept documents share, before anything is written: one range of the ids' hashes at a time, so that
-memory is bounded. Copies of a document, which are not kept, may have the same id.
+"""Finds ids that two kept documents share, before anything is written. One range of the hashes of ids is compared at a
+time, so that memory is bounded. Copies of a document, which are not kept, may have its id.
 """
 
 from collections.abc import Iterable, Sequence
@@ -104,6 +104,7 @@ def refuse_repeated_ids(
 
 
 def _read_document(split: InputSplit, number: int, options: BuildOptions) -> TextRecord:
+    """Read a split up to its document `number`, counted without blank ones; return this document."""
     if split.streamed_piece is not None:
         split = InputSplit((PieceReader().read(split.streamed_piece, options),))
     documents = (document for document in read_documents(split, options) if not document.is_blank)

@@ -23,7 +23,7 @@ from data_service.ingest.file_kinds import (
 from data_service.store.base import Entry, Store
 from data_service.store.open import open_store
 
-INSTALL_REMEDY = "pip install 'maskfleet[prepare]'"
+INSTALL_REMEDY = "pip install 'maskfleet[prepare]'"  # installs all of `_PACKAGES`
 _PACKAGES: Mapping[Format, Sequence[str]] = {"warc": ("trafilatura", "warcio"), "mediawiki": ("mwparserfromhell",)}
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")  # a wildcard or a bracket expression

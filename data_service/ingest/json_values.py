@@ -1,4 +1,4 @@
-"""Parses the JSON of records. Python's parser refuses a whole record with an integer of thousands of digits."""
+"""Parses the JSON of records, also with integers of thousands of digits, for which Python's parser refuses a record."""
 
 import json
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LongInteger:
-    """Replaces an integer with more digits than Python converts (4,300). It is not valid as text, id or number."""
+    """Stands for an integer with more digits than Python converts (4,300). It is not valid as text, id or number."""
 
 
 def parse_json_value(text: str | bytes) -> object:

@@ -24,10 +24,10 @@ from data_service.ingest.places import RecordPlace
 from data_service.ingest.records import BadRecord, TextRecord, parse_record, skip_or_refuse, too_long_record, try_read
 from data_service.ingest.tasks import FilePiece
 
-_MAX_DESCRIPTION_BYTES = 1 << 20
+_MAX_DESCRIPTION_BYTES = 1 << 20  # longest JSON description of a shard that is accepted
 _READ_CHUNK_BYTES = 1 << 20
-_TEXT_ENCODINGS = ("str", "str_int", "str_float", "str_decimal", "bytes", "json")
-_NUMBER_DTYPES = {"int": "int64"} | {
+_TEXT_ENCODINGS = ("str", "str_int", "str_float", "str_decimal", "bytes", "json")  # MDS encodings of texts
+_NUMBER_DTYPES = {"int": "int64"} | {  # numpy's dtype of each MDS encoding of numbers
     name: name
     for name in (
         *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),

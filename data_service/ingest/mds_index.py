@@ -12,7 +12,7 @@ from data_service.store.base import Store
 
 INDEX_FILE = "index.json"
 _MDS_SUFFIX = ".mds"
-_PACKED_REASON = "a compressed copy of a shard"
+_PACKED_REASON = "a compressed copy of a shard"  # this and the next two tell the user why a file is not read
 _INDEX_REASON = "the index of MDS shards"
 _NOT_IN_INDEX_REASON = "not one of the shards that index.json names"
 
@@ -28,7 +28,7 @@ class _IndexedShard(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     raw_data: _ShardFile
-    zip_data: _ShardFile | None = None
+    zip_data: _ShardFile | None = None  # the compressed shard
 
 
 class _ShardIndex(BaseModel):

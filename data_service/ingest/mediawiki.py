@@ -35,14 +35,15 @@ from data_service.ingest.records import (
 from data_service.ingest.tasks import FilePiece
 from data_service.ingest.wikitext import wikitext_to_plain_text
 
-DUMP_END = b"</mediawiki>"
+DUMP_END = b"</mediawiki>"  # last line of a dump
 _PAGE_START, PAGE_END = b"<page>", b"</page>"
 _HEADER_BYTES = 1 << 20  # bytes at the start of a dump in which its properties are looked for
 _TAIL_BYTES = 256  # bytes at the end of a dump in which its end tag is looked for
-_HIDDEN_NAMESPACES = {"6": ("file", "image"), "14": ("category",)}  # by number; English names are valid in every wiki
+# Namespaces of pictures and categories, by number. These English names are valid in every wiki.
+_HIDDEN_NAMESPACES = {"6": ("file", "image"), "14": ("category",)}
 _HIDDEN_NAMESPACE_TAG = re.compile(r'<namespace key="(6|14)"[^>]*>([^<]*)</namespace>')
 _REFETCH_REMEDY = "fetch the dump again; no document of it was used"
-_WANTED_ELEMENTS = {
+_WANTED_ELEMENTS = {  # paths of the XML elements whose text is read
     "page/title",
     "page/ns",
     "page/id",
@@ -122,6 +123,7 @@ def check_dump_end(file: InputFile, tail: bytes) -> None:
 
 
 def _read_head(file: InputFile) -> str:
+    """Return the lines before the first page of a dump, in the first `_HEADER_BYTES` bytes."""
     lines: list[bytes] = []
     with open_text(file) as stream:
         for line in read_lines(stream, 0, _HEADER_BYTES):

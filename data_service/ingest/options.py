@@ -1,4 +1,4 @@
-"""The options of a build. All but two of them, with the text and the tokenizer, determine the corpus's bytes."""
+"""The options of a build. All but three of them, with the text and the tokenizer, determine the corpus's bytes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
@@ -14,12 +14,12 @@ from data_service.tokenizers.files import TokenizerRules
 from data_service.tokenizers.loss import LossKind
 
 MIB = 1 << 20
-# Tokens of a block. One read is 0.6 MB, and a batch of 8,192 rows uses 270 blocks (`data_service.stream.statistics`).
+# Tokens of a full block. A read is 0.6 MB; a batch of 8,192 rows takes 270 reads (`data_service.stream.statistics`).
 BLOCK_TOKENS = 1 << 18
 
 
 class PairFields(BaseModel):
-    """The fields of a record that hold the texts of an example.
+    """The fields of a record that hold the texts of an example in a corpus of pairs.
 
     Attributes:
         query, positive: names of fields that hold one text each.
@@ -36,7 +36,7 @@ class PairFields(BaseModel):
 
 
 class BuildOptions(BaseModel):
-    """Options of `build_corpus`. All but `workers` and `on_bad_records` determine the output and are in the manifest.
+    """Options of `build_corpus`. All but `workers`, `on_bad_records` and `accept_loss` determine the output.
 
     Attributes:
         text_field: field of a JSON line, or column of a table (CSV, TSV, Parquet, Arrow), that holds the document.
@@ -107,9 +107,8 @@ class BuildOptions(BaseModel):
         return self
 
     def identity_settings(self) -> dict[str, object]:
-        """Return the options that determine the output as JSON values, without `words`, which
-        `data_service.corpus.words.resolve_segmentation` covers.
-        """
+        """Return the options that determine the output as JSON values, without `words` and `tokenizer_rules`: the
+        build's configuration holds the segmentation and the tokenizer's hash instead."""
         without = {"workers", "on_bad_records", "words", "accept_loss", "tokenizer_rules"}
         # Defaults of these later options are left out, because older corpora have no such entries.
         later = ("pairs", "provenance", "heldout_rule", "encoding", "delimiter", "sentences")

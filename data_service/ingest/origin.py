@@ -19,21 +19,21 @@ class _LenientModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _PreparedSourceFiles(_LenientModel):
+class _PreparedSourceFiles(_LenientModel):  # an entry of `inputs` in the settings of `corpus prepare`
     source: str
     files: list[str]
 
 
-class _PrepareSettings(_LenientModel):
+class _PrepareSettings(_LenientModel):  # the settings of `corpus prepare`
     inputs: list[_PreparedSourceFiles]
     stages: list[dict[str, object]]
 
 
-class _SourceCounts(_LenientModel):
+class _SourceCounts(_LenientModel):  # counts of one source's documents
     documents_kept: int
 
 
-class _PreparedFile(_LenientModel):
+class _PreparedFile(_LenientModel):  # a file that `corpus prepare` wrote
     size: int
 
 
@@ -45,8 +45,8 @@ class _Statistics(_LenientModel):
     documents_kept: int
     stages: list[StageCounts]
     sources: dict[str, _SourceCounts]
-    parts: dict[str, _PreparedFile]
-    searched: list[IndexedSplit] = []
+    parts: dict[str, _PreparedFile]  # by key
+    searched: list[IndexedSplit] = []  # evaluation splits whose texts were searched for
 
 
 def read_origin(files: Sequence[InputFile]) -> Origin:

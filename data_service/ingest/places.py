@@ -12,7 +12,7 @@ from data_service.ingest.inputs import InputFile
 MAX_LISTED_RECORDS = 100  # skipped records that a receipt or a manifest lists
 _READ_CHUNK_BYTES = 1 << 20
 
-PlaceUnit = Literal["", "byte", "line", "row", "record"]
+PlaceUnit = Literal["", "byte", "line", "row", "record"]  # what `RecordPlace.number` counts
 
 
 @dataclass(frozen=True, slots=True)

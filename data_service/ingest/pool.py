@@ -31,7 +31,7 @@ class Progress:
     bytes_total: int
 
 
-ReportProgress = Callable[[Progress], None]
+ReportProgress = Callable[[Progress], None]  # is called in this process as tasks finish
 
 
 if TYPE_CHECKING:

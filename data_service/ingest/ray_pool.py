@@ -34,7 +34,7 @@ from data_service.service.ray_internals import dead_processes, start_ray
 from data_service.store.base import Store
 
 _MAX_RETRIES = 8  # repetitions of a task whose worker or reader died
-_OBJECT_STORE_BYTES = 128 << 20  # for receipts of a few KB; the pieces of text are added to this
+_OBJECT_STORE_BYTES = 128 << 20  # Ray's object store: room for small receipts, without that for pieces of text
 _WORKERS_PER_READER = 8  # one reader decompresses as fast as 2 to 4 workers hash, or 50 encode
 _WORKER_DEATH_ERRORS = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
 _REPEAT_REMEDY = "run the same command again, which continues the work, or run it with --workers 1"
@@ -74,7 +74,7 @@ def _connect_to_ray(workers: int, piece_bytes: int) -> None:
 
 @contextmanager
 def _keep_sigterm_handler() -> Iterator[None]:
-    """Restore the handler of SIGTERM after the block, in which Ray installs one that ends this process."""
+    """Restore the handler of SIGTERM after the `with` block, in which Ray installs one that ends this process."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -194,6 +194,7 @@ def _run_single_threaded(function: Callable[[Any, Store], R], task: Any, piece: 
 
 
 def _fetch_receipt(reference: ray.ObjectRef) -> Any:
+    """Return the receipt of a finished task. Raises the errors of `RayPool.run`."""
     try:
         return ray.get(reference)
     except RayError as error:

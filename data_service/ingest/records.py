@@ -104,7 +104,7 @@ def skip_or_refuse(options: BuildOptions, bad: BadRecord) -> BadRecord:
 def try_read(
     options: BuildOptions, read: Callable[_P, TextRecord], *args: _P.args, **kwargs: _P.kwargs
 ) -> TextRecord | BadRecord:
-    """Return the text that `read` returns for a record, or the BadRecord that it raises if these are skipped.
+    """Return what `read(*args, **kwargs)` returns for a record, or the BadRecord that it raises if these are skipped.
 
     Raises:
         InputError: the record is bad, and the options refuse bad records.
@@ -353,6 +353,7 @@ def _parse_example(
 
 
 def _single_text(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> TextRecord:
+    """Return the text in field `name`. Raises BadRecord: the field does not hold exactly one text."""
     if record.get(name) is None:
         there = "it is null" if name in record else f"it has {', '.join(map(repr, record))}"
         raise BadRecord(place, f"no field {name!r} ({there})", _FIELDS_REMEDY)

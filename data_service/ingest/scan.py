@@ -105,8 +105,7 @@ def collapse_spaces(text: str) -> str:
 
 def fold_text(text: str) -> str:
     """Return the letters and digits of a text, with case, accents and Unicode forms folded; if it has none,
-    return the text after `collapse_spaces`.
-    """
+    return the text after `collapse_spaces`."""
     plain = text
     if not text.isascii():
         others = set(text.encode().translate(None, _ASCII).decode())
@@ -181,7 +180,7 @@ class ScanReceipt(TaskReceipt):
         id_buckets: `bucket_starts` of the hashes of the documents' ids; empty without ids.
         digest: hash of `bytes_for_split_digest` of all documents in reading order, by which the second pass checks that
             it reads the same text.
-        clusters: digests of the documents' clusterings, sorted; "" for documents of files without clusters.
+        clusters: the documents' different `DuplicateCluster.found`, sorted; "" for documents of files without clusters.
     """
 
     documents: int

@@ -33,7 +33,7 @@ from data_service.characters import CharacterClasses
 
 Language = Literal["any", "zh", "ja", "de", "es", "fr", "it", "nl", "pt", "ru"]
 
-UNSPACED_LANGUAGES: tuple[Language, ...] = ("zh", "ja")
+UNSPACED_LANGUAGES: tuple[Language, ...] = ("zh", "ja")  # no spaces between words or sentences
 
 _UNSPACED_CLOSERS = "\"'”’»›)\\]}」』）】》〉〕"  # closing marks in Chinese and Japanese, for a character class
 _MARKS_WITHOUT_BOUNDARY_BEFORE = "，、；：,;:。．！？!?…" + _UNSPACED_CLOSERS
@@ -194,8 +194,7 @@ def _full_stops_end_sentences(
     language: Language,
 ) -> list[bool]:
     """Return for each full stop at `marks` whether it ends a sentence. `runs`: numbers of the runs of white space after
-    the full stops; the character after each run is one that may begin a sentence.
-    """
+    the full stops; the character after each run is one that may begin a sentence."""
     words = bounds[runs - 1, 1]
     words[(runs == 0) | (marks - words > _MAX_ABBREVIATION_CHARACTERS)] = 0
     return [
@@ -208,8 +207,7 @@ def _full_stops_end_sentences(
 
 def split_sentences(text: str, language: Language = "any") -> list[str]:
     """Return the sentences of a document; none if it is blank. Joined, they are the document; white space at a boundary
-    belongs to the later sentence.
-    """
+    belongs to the later sentence."""
     if not text.strip():
         return []
     ends = [0, *sentence_bounds(text, language)[:, 0].tolist(), len(text)]

@@ -1,5 +1,5 @@
-"""Reads big packed files, compressed or in another encoding than UTF-8: one reader goes through a file and delivers its
-text in pieces of whole documents.
+"""Reads big packed files (compressed, tar, or in another encoding than UTF-8): one reader goes through a file and
+delivers its text in pieces of whole documents.
 
 Such a file can only be decompressed and decoded from its beginning. So the size of its text in UTF-8 is measured
 first. Its pieces are then ranges of these bytes, like those of a plain file, and each has its own tasks and receipts.

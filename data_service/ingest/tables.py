@@ -28,14 +28,14 @@ CLUSTERS_METADATA_KEY = "maskfleet_clusters"
 """The column with the cluster's name, and the entry in the file's metadata with the digest of all clusters. Only files
 of documents that were prepared with clusters have them."""
 
-_BATCH_ROWS = 256
-_READ_AHEAD_BYTES = 64 * 1024
+_BATCH_ROWS = 256  # rows that are converted at a time
+_READ_AHEAD_BYTES = 64 * 1024  # bytes of one read of a Parquet file
 _COLUMN_REMEDY = (
     "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
     "--negatives-field)"
 )
 _VIEW_TYPES = (pa.string_view(), pa.binary_view())
-_TEXT_TYPES = (
+_TEXT_TYPES = (  # Arrow's types of columns that are read as text
     *(pa.string(), pa.large_string(), *_VIEW_TYPES),
     *(pa.binary(), pa.large_binary()),  # many writers declare text columns as bytes only
 )
@@ -264,6 +264,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 @contextmanager
 def _report_damaged_file(file: InputFile, name: str) -> Iterator[None]:
+    """Turn errors of Arrow's reader into InputError. `name`: the format, for the message."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

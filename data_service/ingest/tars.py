@@ -40,11 +40,11 @@ from data_service.ingest.records import (
 )
 from data_service.ingest.tasks import FilePiece
 
-BLOCK_BYTES = tarfile.BLOCKSIZE
+BLOCK_BYTES = tarfile.BLOCKSIZE  # 512; headers and contents are padded to whole blocks of a tar
 _MAX_HEADER_BYTES = 1 << 20  # largest extended header that is accepted
 _MAX_NESTING = 3  # greatest depth of archives in archives
 _READ_CHUNK_BYTES = 1 << 20
-_EXTENDED_HEADER_TYPES = (
+_EXTENDED_HEADER_TYPES = (  # headers that describe the member after them
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
@@ -55,7 +55,7 @@ _TYPES_WITHOUT_CONTENT = (
     *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE),
     *(tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE),
 )
-_SPARSE_HEADER_FLAG, _SPARSE_BLOCK_FLAG = 482, 504  # offsets of the flags for another block of the map
+_SPARSE_HEADER_FLAG, _SPARSE_BLOCK_FLAG = 482, 504  # offsets of the flag that a sparse file's map goes on
 _MAX_NUMBER_DIGITS = 19  # digits of a length or size in an extended header
 _LONG_HEADER_REASON = "an extended header is too long or cut short"
 _REFETCH_REMEDY = "fetch or write the archive again; no document of it was used"
@@ -291,7 +291,7 @@ def refuse_named_fields(file: InputFile, options: BuildOptions) -> None:
         need = (
             "pairs need a query and a positive"
             if options.pairs is not None
-            else f"{(options.word_fields or options.metadata_fields or ())[0]!r} is to be read from one"
+            else f"field {(options.word_fields or options.metadata_fields or ())[0]!r} is to be read"
         )
         raise InputError(
             f"{file.uri}: a text file has no fields, but {need}",
@@ -317,6 +317,7 @@ def _read_json_member(text: BinaryIO, place: RecordPlace, options: BuildOptions)
 
 
 def _parse_whole_json(file: InputFile, whole: bytes) -> object:
+    """Return the value of a `.json` member that is a single JSON value; None for any other member."""
     if file.key.lower().removesuffix(f".{file.compression}").endswith(".json"):
         with suppress(ValueError, RecursionError):
             return parse_json_value(whole)

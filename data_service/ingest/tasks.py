@@ -1,4 +1,4 @@
-"""Tasks of a build, the splits of the input that they read, and the receipts that they leave.
+"""Tasks of a build, the splits of the input that they read, and their receipts, which store that a task is done.
 
 A split is the text that one task reads and one shard holds. The cut of the inputs into splits is a pure function of
 names, sizes, options, compression and encoding. So it does not depend on the number of workers or on
@@ -30,7 +30,7 @@ _COMPRESSION_RATIO = 3  # assumed bytes of text per byte of a compressed or Parq
 _OPEN_COST_BYTES = 16 * 1024  # opening a file costs about as much as reading this many bytes
 _MIN_SPLIT_BYTES = 4 * MIB  # smallest split, unless a smaller one is requested
 _MIN_SPLITS = 16  # approximate number of splits of a small corpus
-_MAX_WHOLE_SPLITS = 4  # one task reads a compressed file of at most so many splits
+_MAX_WHOLE_SPLITS = 4  # a compressed file with text for at most so many splits is read by one task
 # In these formats, records can only be found from the file's beginning.
 _INDIVISIBLE_FORMATS = ("csv", "tsv", "arrow", "warc", "mds")
 
@@ -138,6 +138,7 @@ def _target_split_bytes(files: tuple[InputFile, ...], options: BuildOptions) -> 
 
 
 def _cut_into_pieces(file: InputFile, target: int, options: BuildOptions, plain_size: int) -> list[FilePiece]:
+    """Return the pieces of a file, each of at most about `target` bytes of text; one piece if it cannot be cut."""
     if plain_size:
         size, text, whole = plain_size, plain_size, False
     else:
@@ -180,7 +181,6 @@ class BuildTask(ABC):
 
     @property
     def receipt_key(self) -> str:
-        """Key of the receipt."""
         return self.layout.receipt_key(self.stage, self.index)
 
     @property

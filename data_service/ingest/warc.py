@@ -26,7 +26,7 @@ _HEADER_BY_FIELD = {
     "language": "WARC-Identified-Content-Language",
 }
 _REQUIRED_HEADERS = ("WARC-Type", "WARC-Record-ID", "Content-Length")
-_RECORD_END = b"\r\n\r\n"
+_RECORD_END = b"\r\n\r\n"  # last bytes of a WARC record
 _IDENTITY_CODINGS = ("", "identity", "chunked")  # HTTP codings that need no decompression
 _READABLE_PAGE_REMEDY = "fetch the page again, decoded or as gzip, and in UTF-8"
 _HTML_TYPES = ("text/html", "application/xhtml+xml")

@@ -24,7 +24,7 @@ _CONTENT_ATTRIBUTE = re.compile(rb"\bcontent\s*=", re.IGNORECASE)
 _HTTP_EQUIV = re.compile(rb"""\bhttp-equiv\s*=\s*["']?\s*content-type""", re.IGNORECASE)
 _NON_TEXT_CODEC = "no-text"  # stands for a charset that is not an encoding of text
 _BROWSER_ERROR_HANDLER = "maskfleet.as_browsers"
-_ISO_8859 = re.compile(r"(?:cs)?iso8859(\d+?)(?:19\d\d)?[ei]?")
+_ISO_8859 = re.compile(r"(?:cs)?iso8859(\d+?)(?:19\d\d)?[ei]?")  # the group is the part number
 # The codec that browsers use, by the codec that the page names.
 _BROWSER_CODECS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
@@ -153,7 +153,7 @@ def _decode_as_browsers(error: UnicodeError) -> tuple[str, int]:
         return "\u20ac", error.start + 1
     pair = [byte & 127 for byte in error.object[error.start : error.start + 2]]
     if error.encoding in ("euc_jp", "iso2022_jp") and len(pair) == 2 and 32 < min(pair) <= max(pair) < 127:
-        row, cell = pair[0] - 33, pair[1] - 33 + 94 * (pair[0] - 33 & 1)
+        row, cell = pair[0] - 33, pair[1] - 33 + 94 * (pair[0] - 33 & 1)  # from JIS to Shift JIS
         shifted = bytes([row // 2 + (0x81 if row < 62 else 0xC1), cell + 0x40 + (cell > 62)])
         with suppress(UnicodeDecodeError):
             return shifted.decode("cp932"), error.start + 2

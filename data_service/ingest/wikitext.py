@@ -17,8 +17,8 @@ _OMITTED_TAGS = (
     "table|ref|references|gallery|math|chem|ce|score|timeline|imagemap|graph|hiero|inputbox|categorytree|templatedata"
     "|style|script"
 )
-_BLOCK_TAGS = "br|p|div|li|ul|ol|dl|dt|dd|hr|blockquote|poem|center"
-_INLINE_TAGS = (
+_BLOCK_TAGS = "br|p|div|li|ul|ol|dl|dt|dd|hr|blockquote|poem|center"  # a line end replaces these tags
+_INLINE_TAGS = (  # these tags are removed, their content stays
     "b|i|u|s|small|big|sub|sup|span|font|em|strong|code|tt|kbd|var|samp|cite|q|abbr|dfn|bdi|bdo|del|ins|strike|ruby|rb"
     "|rp|rt|mark|noinclude|includeonly|onlyinclude|section|time|wbr|pre|source|syntaxhighlight|nowiki|h1|h2|h3|h4|h5|h6"
     f"|caption|tr|td|th|{_OMITTED_TAGS}"

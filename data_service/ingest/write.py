@@ -235,6 +235,7 @@ def _encode_into_parts(
                 filled.without_tokens += 1
                 continue
             filled.moved += document.moved
+            # Texts that differ only in unknown words have equal tokens, whose hash decides (for pairs, the query's).
             deciding = document.tokens if task.options.pairs is None else document.tokens[: document.lengths[0]]
             if task.heldout.by_tokens and piece.cluster_name is None and tokenizer.special.unk in deciding:
                 heldout = task.heldout.holds_out(low_word(hash_tokens(deciding)))
@@ -243,6 +244,7 @@ def _encode_into_parts(
 
 
 def _read_pieces(task: WriteTask, store: Store) -> Iterator[_Piece]:
+    """Yield the pieces of all kept documents. Word marks are divided with the text: one for each visible character."""
     for document, digest in read_kept_documents(task, task.kept, store):
         if document.others:
             yield document, task.heldout.holds_out(low_word(digest))
@@ -272,6 +274,7 @@ def _encode_pieces(
 
 
 def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    """Yield the pieces in lists of about `BATCH_CHARACTERS` characters, which are encoded together."""
     batch: list[_Piece] = []
     characters = 0
     for piece, heldout in pieces:

@@ -1,10 +1,10 @@
 """Joins pairs of near duplicates into clusters: the connected components of all pairs, named by their first documents.
 
 An array of parents (4 bytes per document) holds a forest: the parent of a document is an earlier document of its
-cluster, or itself. Weights take 4 more bytes per document if an earlier stage merged copies. Pairs are read in blocks;
-pointer jumping finds the roots of a whole block at once, and the higher root of each pair gets the lower root as parent
-(Shiloach and Vishkin, *An O(log n) Parallel Connectivity Algorithm*, 1982). Each component's root is its lowest
-document, so the order of pairs and tasks makes no difference.
+cluster, or itself. If an earlier stage dropped copies, weights (numbers of input documents that a document represents)
+take 4 more bytes each. Pairs are read in blocks; pointer jumping finds the roots of a whole block at once, and the
+higher root of each pair gets the lower root as parent (Shiloach and Vishkin, *An O(log n) Parallel Connectivity
+Algorithm*, 1982). Each component's root is its lowest document, so the order of pairs and tasks makes no difference.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +24,15 @@ from data_service.store.base import Store, digest
 _CHUNK_ROWS = 1 << 20  # pairs or documents per block
 _GROUP_DOCUMENTS = 4_000_000  # documents per group of chunks whose clusters are written together
 _TASK_MEMBERS = 2_000_000  # cluster members per naming task: about 500 MB of memory
-_MEMBER_DTYPE = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])  # size: that of the cluster
-DocumentNumbers = NDArray[np.unsignedinteger[Any]]
+# A member of a cluster: number of the cluster's first document, number of the member, input documents in the cluster.
+_MEMBER_DTYPE = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])
+DocumentNumbers = NDArray[np.unsignedinteger[Any]]  # [N]: for each document the number of another, its parent or root
 
 
 @dataclass(frozen=True)
 class FormClustersTask(ComparingTask):
-    """The task of finding clusters. `pairs`: (key, bytes) of stored pairs; `groups`: first chunk of each group."""
+    """The task of joining pairs into clusters. `pairs`: (key, size) of each stored file of pairs; `groups`: number of
+    the first chunk of each group of chunks whose clusters are written together."""
 
     signed: DocumentSignatures
     pairs: tuple[tuple[str, int], ...]
@@ -45,8 +47,8 @@ class FormClustersTask(ComparingTask):
 
 @dataclass(frozen=True)
 class MemberPart:
-    """A stored file of cluster members (documents that have copies). `chunks`: range [first, stop) of chunks that holds
-    the clusters' first documents."""
+    """A stored file of the members of clusters. `chunks`: range [first, stop) of chunks in which the clusters' first
+    documents lie."""
 
     key: str
     size: int
@@ -76,7 +78,7 @@ def plan_cluster_task(
 
 
 def form_clusters(task: FormClustersTask, store: Store, progress: Callable[[int], None]) -> FormClustersReceipt:
-    """Join all pairs and write the members of all clusters, a group at a time; return the receipt.
+    """Join all pairs and write the members of all clusters, by groups of chunks; return the receipt.
 
     `progress` is called with the number of bytes of pairs read so far.
     """
@@ -135,6 +137,7 @@ def _find_roots(parents: DocumentNumbers, numbers: NDArray[np.int64]) -> NDArray
 
 
 def _read_pairs(store: Store, key: str, size: int, dtype: NumberDtype) -> Iterator[NDArray[np.int64]]:
+    """Yield a stored file's pairs of document numbers, [P, 2] at a time."""
     step = _CHUNK_ROWS * 2 * dtype.itemsize
     for start in range(0, size, step):
         data = store.get_range(key, start, min(step, size - start))
@@ -155,7 +158,8 @@ def _read_weights(store: Store, signed: DocumentSignatures) -> NDArray[np.uint32
 def _cluster_members(
     roots: DocumentNumbers, weights: NDArray[np.uint32] | None, first: int, stop: int
 ) -> Iterator[NDArray[np.void]]:
-    """Yield the members of clusters whose first document is in [first, stop), about `_TASK_MEMBERS` at a time."""
+    """Yield the members (`_MEMBER_DTYPE`) of clusters of at least two documents whose first document has a number in
+    [first, stop), about `_TASK_MEMBERS` at a time."""
     sizes = np.zeros(stop - first, dtype=np.int64)
     for numbers in _documents_with_roots_in(roots, first, stop):
         np.add.at(sizes, roots[numbers].astype(np.int64) - first, _document_weights(weights, numbers))
@@ -188,7 +192,7 @@ def _document_weights(weights: NDArray[np.uint32] | None, numbers: NDArray[np.in
 
 @dataclass(frozen=True)
 class NameClustersTask(ComparingTask):
-    """The task of writing the cluster members of one file, with cluster names, for the next pass."""
+    """The task of naming the clusters of one file of members, and of writing them for the next pass."""
 
     signed: DocumentSignatures
     members: MemberPart
@@ -210,8 +214,8 @@ def plan_naming_tasks(task: FormClustersTask, linked: FormClustersReceipt) -> li
 
 
 def write_members_with_cluster_names(task: NameClustersTask, store: Store) -> CompareHashesReceipt:
-    """Write a table for each chunk: which documents are near duplicates of which other, and cluster sizes. Return the
-    receipt."""
+    """Write for each chunk which documents are near duplicates of which first document, and the clusters' sizes
+    (`make_clusters_table`). Return the receipt."""
     starts = np.array(task.signed.chunk_starts)
     members = np.frombuffer(store.get(task.members.key), dtype=_MEMBER_DTYPE)
     firsts, place = np.unique(members["first"], return_inverse=True)

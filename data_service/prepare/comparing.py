@@ -1,4 +1,4 @@
-"""Runs the tasks that compare all documents between two passes."""
+"""Runs the tasks that compare all documents with each other, after one pass over them and before the next."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -35,7 +35,7 @@ from data_service.prepare.passes import IDS_KIND, PassReceipt, text_hashes_kind
 from data_service.prepare.signatures import ChunkSignatures
 from data_service.prepare.stages import ComparingStage, ExactDuplicates, NearDuplicates
 
-PrepareRunner = StageRunner[PrepareLayout]
+PrepareRunner = StageRunner[PrepareLayout]  # runs the tasks of a preparation
 
 
 def compare_texts(

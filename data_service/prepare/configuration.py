@@ -18,10 +18,10 @@ from data_service.prepare.contamination import Decontaminate
 from data_service.prepare.stages import NearDuplicates, Stage, cuts_text, stage_labels
 from data_service.store.base import Store
 
-RULES_VERSION = 3  # raised when the same inputs and settings would give another output
+RULES_VERSION = 3  # version of the stages' rules; raised when the same inputs and settings would give another output
 _ENTRIES_WITHOUT_EFFECT = (FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY)  # entries that do not determine the output
-FieldName = Literal["id", "url", "licence", "language", "date"]
-ConstantField = Literal["url", "licence", "language", "date"]
+FieldName = Literal["id", "url", "licence", "language", "date"]  # keys of `InputSource.fields`
+ConstantField = Literal["url", "licence", "language", "date"]  # keys of `InputSource.constants`
 
 
 class ReadOptions(BuildOptions):
@@ -115,7 +115,7 @@ class Preparation(StrictRecord):
 
     @model_validator(mode="after")
     def _check_nothing_cuts_after_search(self) -> Self:
-        """Text cut after `decontaminate` may join into an evaluation text, which the statistics say is absent."""
+        """Refuse stages that cut text after `decontaminate`: the text around a cut may form an evaluation text."""
         labels = stage_labels(self.stages)
         last = {stage.sha256: place for place, stage in enumerate(self.stages) if isinstance(stage, Decontaminate)}
         for place in last.values():
@@ -165,13 +165,13 @@ def describe_identity(preparation: Preparation, listings: list[InputListing]) ->
 
 
 def short_hash(configuration: dict[str, object]) -> str:
-    """Return a short hash of the entries that determine the output."""
+    """Return a short hash of the entries of a configuration (`describe_identity`) that determine the output."""
     decisive = {key: value for key, value in configuration.items() if key not in _ENTRIES_WITHOUT_EFFECT}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def claim_output(store: Store, configuration: dict[str, object]) -> None:
-    """Reserve the output for this preparation.
+    """Reserve the output for this preparation: store its configuration there.
 
     Raises:
         PrepareError: the output holds documents of another preparation, complete or not.
@@ -186,7 +186,7 @@ def claim_output(store: Store, configuration: dict[str, object]) -> None:
 def check_same_configuration(
     store: Store, stored: dict[str, object], requested: dict[str, object], content: str
 ) -> None:
-    """Raise PrepareError if the output was prepared with other settings or inputs. `content`: what it holds."""
+    """Raise PrepareError if the output has other settings or inputs. `content`: what it holds, for the message."""
     lines = describe_differences(stored, requested, _ENTRIES_WITHOUT_EFFECT)
     if lines:
         raise PrepareError(

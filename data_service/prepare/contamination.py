@@ -1,11 +1,10 @@
-"""Finds documents that contain text of evaluation sets: a run of 13 consecutive units (`shingles.py`, about words).
+"""Finds documents that share a run of 13 consecutive units (about words, see `shingles.py`) with an evaluation text.
 
-`maskfleet tasks ngrams` makes an index of the texts of the dev and test splits; the stage gets it as a file with its
-hash. It holds the sorted hashes of all runs, so a document is looked up by binary search. Texts of 8 to 12 units are
-looked up whole; shorter texts are not, because they occur by chance. A run that is in more than `MAX_TEXTS_PER_RUN`
-texts of one split is a template and is not looked up, so that a text may be left without runs. The index records how
-many texts of each split are looked up. Source of the method: Brown et al. 2020, "Language Models are Few-Shot
-Learners", appendix C.
+`maskfleet tasks ngrams` makes an index of the texts of the dev and test splits; the stage's settings name the file and
+its hash. The file holds the sorted hashes of runs, so a document is looked up by binary search. A text of 8 to 12 units
+is a single run; shorter texts are left out, because they occur by chance. Runs in more than `MAX_TEXTS_PER_RUN` texts
+of one split are templates and are left out. A text that has only such runs cannot be found. The index records how many
+texts of each split can be found. Source: Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C.
 """
 
 import io
@@ -29,7 +28,7 @@ from data_service.prepare.documents import CutDecision, Document, DropDecision
 from data_service.prepare.model_file import check_file_hash
 from data_service.prepare.shingles import hash_runs, hash_units, hash_units_by_line
 
-RUN_WORDS, MIN_TEXT_WORDS, MAX_TEXTS_PER_RUN = 13, 8, 10
+RUN_WORDS, MIN_TEXT_WORDS, MAX_TEXTS_PER_RUN = 13, 8, 10  # see the docstring of this file
 _INDEX_REMEDY = "make it with `maskfleet tasks ngrams`"
 _MAX_LISTED_TEXTS = 3  # evaluation texts named in the detail of a dropped document
 _INDEX_TITLE = np.frombuffer(b"maskfleet ngrams 2", dtype=np.uint8)  # format and version of an index file
@@ -50,7 +49,7 @@ class NgramIndex:
 
     Attributes:
         splits: the indexed splits.
-        spans: [K] lengths of runs in units that occur in the index, ascending.
+        spans: [K] the different lengths of the runs, in units, ascending.
         keys: [N] uint64 hashes of runs, ascending, without repetitions.
         texts: [N] int64, the first text with the run: the split's number times 2**32 plus the example's number.
     """
@@ -114,7 +113,7 @@ def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
 def _index_split(
     number: int, split: str, texts: Sequence[EvaluationText]
 ) -> tuple[IndexedSplit, _KeyedTexts, set[int]]:
-    """Return the description of a split, the hashes of its runs with the text of each, and the lengths of its runs."""
+    """Return the description of a split, its arrays `keys` and `texts`, and the different lengths of its runs."""
     # The dict keeps the last value of a key: in reversed order that is the number of the first of equal texts.
     different = {text.text: text.number for text in reversed(texts)}
     keys, owners, spans = list[NDArray[np.uint64]](), list[NDArray[np.int64]](), set[int]()

@@ -1,4 +1,4 @@
-"""Counts of the documents of a chunk that a pass kept, changed and dropped."""
+"""Counts of the documents of a chunk that a pass (`passes.py`) kept, changed and dropped."""
 
 from collections import Counter, defaultdict
 

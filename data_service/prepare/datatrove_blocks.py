@@ -24,7 +24,7 @@ from data_service.prepare.quality import FILTER_BY_NAME
 from data_service.prepare.words import get_splitter
 
 _TESTED_VERSIONS = SpecifierSet(">=0.10.1,<0.11")
-_TRIAL_TEXT = "The bank of the river is where they met, and that is what it has to be. " * 8  # tried on each filter
+_TRIAL_TEXT = "The bank of the river is where they met, and that is what it has to be. " * 8  # sample for each filter
 
 
 class GopherQuality(StrictRecord):
@@ -48,7 +48,8 @@ class GopherQuality(StrictRecord):
 
 
 class GopherRepetition(StrictRecord):
-    """Gopher's rules against repeated lines, paragraphs and n-grams within a document."""
+    """Gopher's rules against repeated lines, paragraphs and n-grams within a document. Limits: shares of its lines or
+    paragraphs (`_frac`), or of its characters (`_char_frac`)."""
 
     stage: Literal["gopher_repetition"]
     language: str = "eng"
@@ -110,7 +111,7 @@ class UrlFilter(StrictRecord):
     soft_word_threshold: int = Field(default=2, ge=1)
 
 
-DatatroveFilter = GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter
+DatatroveFilter = GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter  # settings of a stage
 
 
 def make_datatrove_filter(stage: DatatroveFilter) -> Callable[[Document], Document | DropDecision]:
@@ -152,7 +153,7 @@ def _check_version(stage: str) -> None:
 
 
 def _check_script(stage: str, language: str) -> None:
-    """Raise PrepareError if datatrove would split this language by the rules for a script that is not its default.
+    """Raise PrepareError if datatrove would split words by the rules for a script that is not the language's default.
 
     datatrove 0.10.1 reads the text FALSE in its table as true, so the last of several scripts wins: `zho` is split at
     spaces, like Chinese in Latin letters, and `arb` and `hin` by the rules of Maltese and Kurdish.
@@ -175,6 +176,7 @@ def _check_script(stage: str, language: str) -> None:
 
 
 def _make_filter(stage: DatatroveFilter) -> Callable[[Document], Document | DropDecision]:
+    """Return the function that applies the stage to a document, not yet tried."""
     from datatrove.pipeline import filters
 
     if isinstance(stage, UrlFilter):
@@ -210,6 +212,7 @@ def _decide_by_url(block: Any, document: Document) -> Document | DropDecision:
 
 
 def _page_drop_reason(stage: C4Quality, text: str) -> str:
+    """Return the reason to drop a text because of a word or character anywhere in it; "" to keep it."""
     if stage.filter_lorem_ipsum and "lorem ipsum" in text.lower():
         return "lorem_ipsum"
     return "curly_bracket" if stage.filter_curly_bracket and "{" in text else ""

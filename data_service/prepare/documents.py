@@ -1,6 +1,6 @@
 """The documents that `prepare` reads, keeps and drops, and the Parquet files that hold them.
 
-A part is one Parquet file. It is encoded in memory, a row group at a time. Equal rows give equal bytes.
+A part is one of these files. It is encoded in memory, a row group at a time. Equal rows give equal bytes.
 """
 
 import io
@@ -16,7 +16,7 @@ from data_service.ingest.tables import CLUSTER_COLUMN, CLUSTERS_METADATA_KEY
 from data_service.ingest.tasks import put_unless_empty
 from data_service.store.base import Store, digest
 
-_ROW_GROUP_BYTES = 8 << 20  # characters of text in a row group; `corpus build` splits its work between row groups
+_ROW_GROUP_CHARACTERS = 8 << 20  # characters of text that end a row group; `corpus build` splits work between them
 _ROW_GROUP_ROWS = 16_384  # most rows in a row group
 
 
@@ -30,7 +30,7 @@ class Document:
         source: name of the input source.
         url, licence, language, date: values that the input states, as text; None for a missing value.
         cluster_size: number of input documents that this one represents: itself and its dropped copies.
-        cluster: name of its cluster of near duplicates, if all members are kept; None without near duplicates.
+        cluster: name of its cluster of near duplicates, recorded if all members are kept (`keep: all`); else None.
     """
 
     id: str
@@ -118,7 +118,7 @@ class RowsWriter:
     def add(self, row: Document | DroppedDocument) -> None:
         self._rows.append(row)
         self._size += len(row.text) if isinstance(row, Document) else 0
-        if self._size >= _ROW_GROUP_BYTES or len(self._rows) >= _ROW_GROUP_ROWS:
+        if self._size >= _ROW_GROUP_CHARACTERS or len(self._rows) >= _ROW_GROUP_ROWS:
             self._flush()
 
     def store(self, store: Store, key: str) -> dict[str, int]:

@@ -1,9 +1,9 @@
 """Finds documents with equal hashes over all chunks, one range of hashes at a time so that memory is bounded.
 
-For each chunk a pass has stored the sorted hashes, and the documents' ids in the same order. A compare task reads one
-range of hashes of all chunks. It writes for each chunk which documents are copies of which earlier document, and how
-many copies the first documents have. "Earlier" is the order of chunks, then of documents within a chunk, so the result
-does not depend on the order of tasks.
+For each chunk a pass has stored the sorted hashes of its documents' texts or ids, and the ids in the same order. A
+compare task reads one range of hashes of all chunks. It writes for each chunk which documents are copies of which
+earlier document, and how many copies the first documents have. "Earlier" is the order of chunks, then of documents
+within a chunk, so the result does not depend on the order of tasks.
 """
 
 from array import array
@@ -132,6 +132,7 @@ def compare_hashes(task: CompareHashesTask, store: Store) -> CompareHashesReceip
 def _read_hashes_and_ids(
     store: Store, buckets: tuple[int, int], chunk: StoredRecords
 ) -> tuple[NDArray[np.void], bytes]:
+    """Return a chunk's records with hashes in `buckets`, and the ids of their documents, joined."""
     records = chunk.read_records(store, _HASH_RECORD_DTYPE, buckets)
     if not len(records):
         return records, b""
@@ -143,7 +144,8 @@ def _read_hashes_and_ids(
 def _find_clusters(
     records: NDArray[np.void], chunk: NDArray[np.uint32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return, for each document in a cluster of copies: its row, the row of the first copy, the cluster's weight."""
+    """Return three arrays [M] for the M documents that share a hash: the row of each in `records`, the row of the first
+    document with its hash, and the total weight of documents with its hash. `chunk`: [N] the chunk of each record."""
     order = np.lexsort((records["ordinal"], chunk, records["low"], records["high"]))
     found = records[order]
     begins = np.append(np.ones(min(1, len(order)), dtype=np.bool_), ~is_equal_to_previous(found))
@@ -169,7 +171,8 @@ def make_clusters_table(
 
 
 def group_by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tuple[bytes, list[int]]:
-    """Return one Arrow stream for each chunk with rows, joined; and [count + 1] byte offsets of the streams."""
+    """Return the joined Arrow streams of `count` chunks, and [count + 1] offsets: each stream's beginning, and the end.
+    A stream holds the rows of `table` of its chunk; it is empty without rows. `chunk`: the chunk of each row."""
     order = np.lexsort((table.column("ordinal").to_numpy(), chunk))
     table, edges = table.take(pa.array(order)), np.searchsorted(chunk[order], np.arange(count + 1)).tolist()
     streams = []

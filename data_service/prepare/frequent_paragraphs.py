@@ -1,8 +1,8 @@
 """Finds paragraphs that are in many documents of all chunks, one range of hashes at a time so that memory is bounded.
 
-For each chunk a pass has stored the hashes of its paragraphs, each with the number of documents (`paragraphs.py`). A
-task adds up these numbers for one range of hashes, and writes for each chunk which of its hashes are frequent: the next
-pass loads only hashes of its own chunk. The result does not depend on the order of tasks or the number of workers.
+For each chunk a pass has stored the hashes of its paragraphs, each with the number of documents that have it
+(`paragraphs.py`). A task adds up these numbers for one range of hashes, and writes for each chunk which of its hashes
+are frequent. The next pass loads only these. The result does not depend on the order of tasks or the number of workers.
 """
 
 import io
@@ -28,7 +28,7 @@ from data_service.prepare.paragraphs import PARAGRAPH_RECORD_DTYPE, DuplicatePar
 from data_service.store.base import Store, digest
 
 _PARTITION_RECORDS = 4_000_000  # records per task: about 200 MB of memory
-_TABLE_SCHEMA = pa.schema(
+_TABLE_SCHEMA = pa.schema(  # the table of the most frequent paragraphs
     [
         pa.field("paragraph", pa.string(), nullable=False),
         pa.field("documents", pa.int64(), nullable=False),
@@ -47,10 +47,8 @@ class CountParagraphsTask(BucketsTask):
 
 
 class CountParagraphsReceipt(ByChunkReceipt):
-    """The result of a count task: the frequent hashes of each chunk.
-
-    `first`: (hash, number of documents, first chunk) of the most frequent paragraphs, at most `settings.listed`.
-    """
+    """The result of a count task: the frequent hashes of each chunk. `first`: (hash, number of documents, first chunk
+    with it) of the most frequent ones, at most `settings.listed`."""
 
     first: list[tuple[int, int, int]]
 

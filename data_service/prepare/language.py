@@ -12,7 +12,7 @@ from data_service.ingest.inputs import INSTALL_REMEDY
 from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.model_file import check_file_hash
 
-_LABEL_PREFIX = "__label__"
+_LABEL_PREFIX = "__label__"  # all labels of a fastText model begin with it
 _DETECTION_CHARACTERS = 20_000  # length of the beginning of a document that is used for detection
 
 

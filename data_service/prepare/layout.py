@@ -15,10 +15,10 @@ from data_service.ingest.tasks import BuildTask, TaskReceipt
 from data_service.store.base import Store, parallel_map
 
 _BUCKET_BITS = 12  # leading bits of a hash that are the number of its bucket
-BUCKET_COUNT = 1 << _BUCKET_BITS
-_START_DTYPE = np.dtype("<u4")
+BUCKET_COUNT = 1 << _BUCKET_BITS  # number of buckets: equal ranges of hashes
+_START_DTYPE = np.dtype("<u4")  # an index in the result of `bucket_starts`
 STARTS_BYTES = (BUCKET_COUNT + 1) * _START_DTYPE.itemsize  # size of the result of `bucket_starts`
-DROPPED_PREFIX, PARAGRAPHS_PREFIX = "dropped/", "paragraphs/"
+DROPPED_PREFIX, PARAGRAPHS_PREFIX = "dropped/", "paragraphs/"  # folders of the output
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PrepareLayout(BuildLayout):
     """The keys that the tasks of one preparation read and write. Passes are numbered from 0 (see `passes.py`)."""
 
     def kept_key(self, chunk: int) -> str:
-        """Return the key of a chunk's documents in the output, which the last pass kept."""
+        """Return the key in the output of those documents of a chunk that the last pass kept."""
         return f"{PREPARED_DOCUMENTS_PREFIX}{chunk:06d}.parquet"
 
     def dropped_key(self, chunk: int, pass_number: int) -> str:
@@ -87,7 +87,7 @@ class StoredRecords:
     def read_records(
         self, store: Store, dtype: np.dtype[np.void], buckets: tuple[int, int], table: int = 0, tables: int = 1
     ) -> NDArray[np.void]:
-        """Return the records of table `table` with hashes in `buckets` [first, stop). `tables`: number of tables."""
+        """Return the records of table number `table` (of `tables`) whose hashes are in `buckets` [first, stop)."""
         first, stop = buckets
         begin = end = 0
         if self.records:
@@ -109,10 +109,8 @@ def bucket_starts(hashes: NDArray[np.uint64]) -> bytes:
 
 @dataclass(frozen=True)
 class BucketsTask(ComparingTask):
-    """A task that compares the records of all chunks with hashes in `buckets` [first, stop).
-
-    `dtype`: type of the records.
-    """
+    """A task that compares those records of all chunks whose hashes are in the range [first, stop) of buckets. `dtype`:
+    type of the records."""
 
     chunks: tuple[StoredRecords, ...]
     buckets: tuple[int, int]
@@ -125,7 +123,7 @@ class BucketsTask(ComparingTask):
         return sum(chunk.records for chunk in self.chunks) * self.dtype.itemsize * (stop - first) // BUCKET_COUNT
 
     def read_chunks(self, store: Store, table: int = 0, tables: int = 1) -> list[NDArray[np.void]]:
-        """Return each chunk's records of the task's buckets. Arguments as for `StoredRecords.read_records`."""
+        """Return each chunk's records in the task's range of buckets. Arguments as for `StoredRecords.read_records`."""
 
         def read(chunk: StoredRecords) -> NDArray[np.void]:
             return chunk.read_records(store, self.dtype, self.buckets, table, tables)

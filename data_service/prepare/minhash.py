@@ -20,7 +20,7 @@ from data_service.prepare.shingles import hash_shingles
 HASH_COUNT = 128  # number of hash functions, and of minima in a signature
 SKETCH_BYTES = HASH_COUNT // 8  # size of a sketch: one bit of each minimum
 _TARGET_RECALL = 0.99  # share of pairs with the requested similarity that must become candidates
-_MAX_DEVIATIONS = 2.5  # a similar pair may have fewer equal bits than expected: by so many standard deviations
+_MAX_DEVIATIONS = 2.5  # standard deviations by which a similar pair may have fewer equal bits than expected
 _CHUNK_SHINGLES = 256  # shingles hashed at a time: the products fit in a core's cache
 _MIX_FACTOR = np.uint32(0x9E3779B1)  # prime near 2**32 / golden ratio: mixes a minimum into its highest bit
 
@@ -50,7 +50,7 @@ def choose_bands(similarity: float) -> BandSettings:
 
 @dataclass(frozen=True)
 class Signature:
-    """The MinHash signature of a text. `minima`: [HASHES] uint32."""
+    """The MinHash signature of a text. `minima`: [HASH_COUNT] uint32."""
 
     minima: NDArray[np.uint32]
 
@@ -68,7 +68,7 @@ class Signature:
         return blake2b(self.minima.tobytes(), digest_size=16).digest()
 
     def sketch(self) -> NDArray[np.uint8]:
-        """Return the sketch, [SKETCH] uint8: one mixed bit of each minimum."""
+        """Return the sketch, [SKETCH_BYTES] uint8: one mixed bit of each minimum."""
         return np.packbits((self.minima * _MIX_FACTOR >> np.uint32(31)).astype(np.bool_))
 
 
@@ -86,6 +86,6 @@ def compute_signature(text: str, words_per_shingle: int) -> Signature:
 
 @lru_cache(maxsize=1)
 def _hash_function_coefficients() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return [HASHES] masks and [HASHES] odd factors. Each hash function, (x ^ mask) * factor, permutes uint32."""
+    """Return HASH_COUNT masks and HASH_COUNT odd factors. Each hash function, (x ^ mask) * factor, permutes uint32."""
     drawn = np.random.Generator(np.random.Philox(key=29)).integers(0, 2**32, (2, HASH_COUNT), dtype=np.uint32)
     return drawn[0], drawn[1] | np.uint32(1)

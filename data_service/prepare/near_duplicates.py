@@ -24,7 +24,7 @@ from data_service.store.base import Store, digest
 
 _PARTITION_DOCUMENTS = 2_000_000  # documents per task: about 300 MB of memory
 _MAX_GROUPING_ROUNDS = 16  # rounds of forming new groups from dissimilar documents
-NumberDtype = np.dtype[np.unsignedinteger[Any]]
+NumberDtype = np.dtype[np.unsignedinteger[Any]]  # a NumPy type for document numbers
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def plan_band_tasks(
 
 
 def match_band_range(task: MatchBandsTask, store: Store) -> MatchBandsReceipt:
-    """Write [P, 2] document numbers: the first of a group and a similar document; return the receipt."""
+    """Write pairs [P, 2] of document numbers, the first of a group and a similar document; return the receipt."""
     signed = task.signed
     read = task.read_chunks(store, task.band, signed.bands.count)
     records = np.concatenate(read)
@@ -103,10 +103,9 @@ def find_pairs(
     """Return [P, 2] pairs of documents with equal keys whose sketches have at least `min_equal_bits` equal bits.
 
     Args:
-        keys: [N] hashes of a band, sorted.
+        keys: [N] the documents' hashes of one band, sorted.
         numbers: [N] numbers of the documents, ascending within a key.
-        sketches: [N, SKETCH] sketches of the documents.
-        min_equal_bits: least number of equal bits.
+        sketches: [N, SKETCH_BYTES] sketches of the documents.
     """
     found = [np.empty((0, 2), dtype=np.int64)]
     rows = np.arange(len(keys))

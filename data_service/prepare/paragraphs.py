@@ -24,7 +24,7 @@ from data_service.prepare.layout import StoredRecords, bucket_starts
 from data_service.store.base import Store, digest
 
 PARAGRAPH_RECORD_DTYPE = np.dtype([("key", "<u8"), ("documents", "<u4")])  # key: hash of a paragraph
-_BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")
+_BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")  # the end of a paragraph
 MAX_SHOWN_CHARACTERS = 200  # length to which paragraphs in the table are cut
 
 
@@ -99,7 +99,7 @@ class ParagraphCuts:
     Attributes:
         stage: the settings.
         slices: (key, start, length) of the stored hashes of these paragraphs.
-        listed: (hash, number of documents) of paragraphs for the table that occur in this chunk first.
+        listed: (hash, number of documents) of those paragraphs for the table whose first chunk this is.
         digest: hash of the frequent hashes of all chunks and of `listed`.
     """
 
@@ -115,11 +115,7 @@ class ParagraphCuts:
 
 
 class ParagraphCutter:
-    """Cuts frequent paragraphs from documents, and collects the rows of the table.
-
-    Attributes:
-        listed: rows of the table found so far.
-    """
+    """Cuts frequent paragraphs from documents. `listed`: rows found so far for the table of the most frequent ones."""
 
     def __init__(self, stage: DuplicateParagraphs, keys: Iterable[int], listed: dict[int, int]) -> None:
         self._stage, self._keys, self._wanted = stage, frozenset(keys), listed

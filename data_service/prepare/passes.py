@@ -43,7 +43,7 @@ IDS_KIND = "ids"  # kind of the hashes of ids, as in `PrepareLayout.hashes_of_ki
 
 
 def text_hashes_kind(number: int) -> str:
-    """Return the kind, used in keys, of the hashes of texts that pass `number` stores to be compared after it."""
+    """Return the kind (a part of keys) of the hashes of texts that pass `number` stores for the comparison after it."""
     return f"texts-{number}"
 
 
@@ -73,7 +73,7 @@ class PassReceipt(TaskReceipt):
         parts: digests of the written files that belong to the output, by key.
         ids: stored hashes of the ids of all documents read; None for later passes.
         texts: stored hashes or signatures of texts, or hashes of paragraphs, to be compared after the pass.
-        listed: frequent paragraphs for the table that occur in this chunk first.
+        listed: rows of the table of frequent paragraphs for those whose first chunk this is.
     """
 
     counts: PassCounts
@@ -192,6 +192,7 @@ def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | Dro
 
 
 def _to_document(record: TextRecord, place: RecordPlace, entry: InputSource, numbers: dict[str, int]) -> Document:
+    """Return the document of a record. `numbers`: for each field name, the index of its value in the metadata."""
     stated = {name: value for name, number in numbers.items() if (value := record.metadata[number])}
     known = {str(name): value for name, value in entry.constants.items()} | stated
     return Document(
@@ -267,6 +268,7 @@ def _drop_copies(store: Store, task: LaterPassTask, clusters: ChunkClusters, sin
 
 
 def _read_intermediate_documents(store: Store, task: LaterPassTask) -> Iterator[Document]:
+    """Yield the documents of the task's chunk that the previous pass kept."""
     return (
         read_part_documents(store.get(task.layout.between_passes_key(task.index, task.run.number - 1)))
         if task.size

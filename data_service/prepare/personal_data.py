@@ -24,18 +24,17 @@ _EMAIL_PATTERN = re.compile(
     r"(?<![A-Za-z0-9_.+%-])([A-Za-z0-9_.+%-][A-Za-z0-9!$%'*+^_`{|}~.-]{0,63})@"
     rf"(?:{_DOMAIN_LABEL}\.)+(?:xn--[A-Za-z0-9-]{{1,58}}[A-Za-z0-9]|[A-Za-z]{{2,63}})(?!-?[A-Za-z0-9_]|\.[A-Za-z0-9])"
 )
-_PUNCTUATION_BEFORE_EMAIL = re.compile(
-    r"(?:.*\.\.)?[-.+%]*"
-)  # punctuation before an address that belongs to the sentence
+# What belongs to the sentence at the beginning of a match of `_EMAIL_PATTERN`.
+_PUNCTUATION_BEFORE_EMAIL = re.compile(r"(?:.*\.\.)?[-.+%]*")
 # Four dotted numbers, or the first group of an IPv6 address: public ones are all in 2000::/3.
 _IP_START = re.compile(
     r"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![A-Za-z0-9_]|\.[0-9])"
     r"|(?P<group>[23][0-9A-Fa-f]{3}:))"
 )
-_IPV6_REST = re.compile(r"[0-9A-Fa-f:.]*+")
+_IPV6_REST = re.compile(r"[0-9A-Fa-f:.]*+")  # what may follow the first group of an IPv6 address
 _WORD_CHARACTER = re.compile(r"[A-Za-z0-9_]")
-_WORD_AFTER = re.compile(r"\.?[ \t]+[^\W\d_]")
-_MARKS_BEFORE_HEADING = " \t#>*-"
+_WORD_AFTER = re.compile(r"\.?[ \t]+[^\W\d_]")  # a word in the same line, after the number of a heading
+_MARKS_BEFORE_HEADING = " \t#>*-"  # characters that may stand before a heading in its line
 _NUMBERING_BEFORE = re.compile(  # text before four dotted numbers that are a version or a section
     r"(?:(?:\b(?:version|ver|v|release|revision|rev|build|firmware|(?:sub)?section|sec|sect|chapter|chap|clause|article"
     r"|art|paragraph|para|appendix|annex|figure|fig|table|item|step|rule|part)s?|§)[.:]?\s*\(?"
@@ -47,7 +46,7 @@ _IPV6_GROUP_BEFORE = re.compile(r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z")
 
 
 class Pii(StrictRecord):
-    """Replaces e-mail addresses with a domain name, and public IPv4 and IPv6 addresses. Drops no documents."""
+    """Replaces e-mail addresses at domain names, and public IPv4 and IPv6 addresses. Drops no documents."""
 
     stage: Literal["pii"]
     emails: bool = True
@@ -65,6 +64,7 @@ class Pii(StrictRecord):
         return document if text == document.text else replace(document, text=text)
 
     def _replace_email(self, found: re.Match[str]) -> str:
+        """Return what replaces a match. It stays if it is no address: all punctuation, or a dot before the @."""
         before = _PUNCTUATION_BEFORE_EMAIL.match(found[1])
         kept = before[0] if before else ""
         return found[0] if kept == found[1] or found[1].endswith(".") else kept + self.email_replacement

@@ -1,6 +1,6 @@
 """`prepare` reads documents, applies the stages of a preparation, and stores kept and dropped documents as Parquet.
 
-1. Inputs are cut into chunks (`ingest/tasks.py`); each chunk is a task. Equal inputs and settings give equal chunks.
+1. Inputs are cut into chunks (`ingest/tasks.py`: splits); each is a task. Equal inputs and settings give equal chunks.
 2. The first pass reads the chunks and applies the stages before the first comparison of documents (`passes.py`).
 3. Hashes of all chunks are compared, a range at a time (`duplicates.py`); the next pass drops or cuts what was found.
 4. The statistics are written last. An output without statistics is not complete.

@@ -1,8 +1,8 @@
 """datatrove's quality filters, computed by NumPy arrays: same decisions and reasons as in datatrove 0.10.1.
 
-Each function takes a filter of datatrove (for its settings and lists) and a word splitter, and returns a function that
-decides about a text. Repetitions are counted by hashes, so the count may be too high because of collisions. If the
-count exceeds a limit, datatrove's own function counts again.
+Each function takes a filter (`block`) of datatrove, for its settings and lists, and a word splitter. It returns a
+function that decides about a text. Repetitions are counted by hashes, so the count may be too high because of
+collisions. If the count exceeds a limit, datatrove's own function counts again.
 """
 
 import math
@@ -80,6 +80,7 @@ def gopher_repetition(block: Any, splitter: WordSplitter) -> Callable[[str], Dec
 
 
 def _count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
+    """Return the number of parts that repeat an earlier part, and the number of their characters."""
     from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
 
     if len(set(parts)) == len(parts):

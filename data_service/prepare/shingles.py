@@ -1,7 +1,7 @@
 """Cuts a text into units (about words), and hashes its shingles: all runs of a few consecutive units.
 
-A unit is a run of letters, digits and marks. A letter of a script without spaces (`tokenizers/words.py`: Han, kana,
-Thai, Khmer ...) starts a new unit, so there a unit is about a character. In a run of more than `MAX_UNIT_LETTERS`
+A unit is a run of letters, digits and combining marks. A letter of a script without spaces (`tokenizers/words.py`: Han,
+kana, Thai, Khmer ...) starts a new unit, so there a unit is about a character. In a run of more than `MAX_UNIT_LETTERS`
 letters every character is a unit, so that texts in other scripts without spaces are compared, too. Case, Unicode forms,
 punctuation and white space make no difference. In a text without letters and digits every character except white space
 is a unit.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 
 MAX_UNIT_LETTERS = 32  # largest number of letters in a unit
-_BEGINS_UNIT, _CONTINUES_UNIT = np.uint8(2), np.uint8(1)  # kinds of characters; 0 for others
+_BEGINS_UNIT, _CONTINUES_UNIT = np.uint8(2), np.uint8(1)  # kinds of characters in units; other characters: 0
 HASH_FACTOR = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: powers spread over 64 bits
 _MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd multiplier of Pelle Evensen's hash rrmxmx
 _MIX_SHIFT_BITS = np.uint64(32)
@@ -51,6 +51,7 @@ def hash_units_by_line(text: str) -> tuple[list[str], NDArray[np.uint64], NDArra
 
 
 def _has_units(text: str) -> bool:
+    """Return whether a text has a letter or digit."""
     return bool(_character_kinds()[_code_points("".join(_folded_pieces(text)))].any())
 
 

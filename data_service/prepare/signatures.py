@@ -1,7 +1,7 @@
 """The MinHash signatures of a chunk, stored as one object for the search for near duplicates.
 
-The object holds one table of records for each band, sorted by the hash of the band, so that a task can read one range
-of hashes; then the documents with the signature of an earlier document of the chunk; then the weights and ids of all
+The object holds one table of records for each band, sorted by the hash of the band, so that a task can read one
+range of hashes. Pairs of documents with equal signatures follow, then the weights, lengths of ids and ids of all
 documents. Equal signatures share one record per band, so that a million copies of a page cost as much as one page.
 """
 
@@ -18,7 +18,7 @@ from data_service.store.base import Store, digest
 
 # The hash of a band, the document's number in its chunk, and its sketch.
 BAND_RECORD_DTYPE = np.dtype([("key", "<u8"), ("ordinal", "<u4"), ("sketch", "u1", SKETCH_BYTES)])
-_NUMBER_DTYPE = np.dtype("<u4")  # weights, lengths of ids, document numbers
+_NUMBER_DTYPE = np.dtype("<u4")  # type of stored weights, lengths of ids and document numbers
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class ChunkSignatures(StoredRecords):
 
     Attributes:
         documents: number of documents.
-        weighted: whether a document represents several input documents (itself and dropped copies).
-        id_bytes: bytes of all ids.
+        weighted: whether any document represents several input documents (itself and dropped copies).
+        id_bytes: number of bytes of all ids together.
     """
 
     documents: int

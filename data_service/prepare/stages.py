@@ -27,7 +27,7 @@ from data_service.prepare.language import Language, make_language_filter
 from data_service.prepare.paragraphs import DuplicateParagraphs
 from data_service.prepare.personal_data import Pii
 
-DocumentFilter = Callable[[Document], Document | DropDecision | CutDecision]
+DocumentFilter = Callable[[Document], Document | DropDecision | CutDecision]  # applies a stage to a document
 
 
 class Length(StrictRecord):
@@ -46,7 +46,7 @@ class Length(StrictRecord):
             ("words", self.least_words, self.most_words),
         ):
             if most is not None and least > most:
-                raise ValueError(f"no text has at least {least} and at most {most} {unit}")
+                raise ValueError(f"the lower limit {least} is above the upper limit {most} for the number of {unit}")
         return self
 
     def filter_document(self, document: Document) -> Document | DropDecision:
@@ -87,10 +87,7 @@ class Licence(StrictRecord):
 
 
 class ExactDuplicates(StrictRecord):
-    """Keeps only the first of documents with equal texts, in the order of all inputs.
-
-    White space at line ends and blank lines are ignored.
-    """
+    """Keeps only the first of documents with equal texts, in input order. Any white space counts as one space."""
 
     stage: Literal["exact_duplicates"]
 

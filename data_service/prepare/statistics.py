@@ -125,6 +125,7 @@ def _stage_counts(
 
 
 def _source_counts(passes: Sequence[Sequence[PassReceipt]]) -> SourceCounts:
+    """Return the counts of one source. `passes`: receipts of its chunks, by pass."""
     first = [receipt.counts for receipt in passes[0]]
     last = [receipt.counts for receipt in passes[-1]]
     dropped = defaultdict[str, Counter[str]](Counter)
@@ -141,7 +142,7 @@ def _source_counts(passes: Sequence[Sequence[PassReceipt]]) -> SourceCounts:
     )
 
 
-Key = TypeVar("Key", str, int)
+Key = TypeVar("Key", str, int)  # what is counted: a value, a reason or a length
 
 
 def _sum_counts(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
@@ -152,6 +153,7 @@ def _sum_counts(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
 
 
 def _most_frequent(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums for the most frequent values, and one sum for all others under OTHER_VALUES_LABEL."""
     ordered = by_count(_sum_counts(counts))
     rest = sum(count for _, count in ordered[MAX_VALUES:])
     return dict(ordered[:MAX_VALUES]) | ({OTHER_VALUES_LABEL: rest} if rest else {})

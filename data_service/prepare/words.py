@@ -1,5 +1,4 @@
-"""Splits texts into words exactly like datatrove's tokenizers, and keeps the properties of words that filters need in
-arrays.
+"""Splits texts into words exactly like datatrove's tokenizers. Arrays hold the properties of words that filters need.
 
 A chunk is a run of characters without white space. spaCy splits each chunk independently; only its special cases (`:)`,
 `a.m.`) may also span neighbouring chunks with a space between them. So each distinct chunk is split by spaCy only once,
@@ -32,7 +31,7 @@ WORD_RECORD_DTYPE.names = ("hash", "power", "length", "letters", "symbols", "end
 
 
 class WordTable:
-    """The words of a text. `rows`: [W] WORD, the properties of each word (`WORD_RECORD_DTYPE`)."""
+    """The words of a text. `rows`: [W] records (`WORD_RECORD_DTYPE`) with the properties of each word."""
 
     def __init__(self, rows: NDArray[np.void], texts: list[str], places: NDArray[np.int64]) -> None:
         self.rows, self._texts, self._places = rows, texts, places
@@ -78,6 +77,7 @@ class WordSplitter:
     def _clear_cache(self) -> None:
         self._known: dict[str, int] = {"": 0}  # chunk to its number in the cache
         self._texts: list[str] = []  # words of all cached chunks, in order
+        # By the number of a chunk, the end of its words in `_texts`; and the properties of each word in `_texts`.
         self._ends, self._rows = np.zeros(1 << 12, dtype=np.int64), np.empty(1 << 12, dtype=WORD_RECORD_DTYPE)
         self._characters = 0
         self._text = None
@@ -192,7 +192,7 @@ class _SpaCy:
 
 
 def _word_records(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
-    """Return [words] WORD: the properties of each word."""
+    """Return [words] records (`WORD_RECORD_DTYPE`) with the properties of each word."""
     from datatrove.utils.text import PUNCTUATION_SET
 
     rows = np.zeros(len(words), dtype=WORD_RECORD_DTYPE)

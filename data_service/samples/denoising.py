@@ -137,7 +137,7 @@ def cut_spans_to_budget(
     """Return for each of K spans its row, [K] int64, and its number of units, [K] int64, which may be 0.
 
     In each row, spans are taken as drawn until they cover `budgets` units; the last one is cut to fit. Spans of length
-    0 are dropped if they would make the corrupted row longer than the row.
+    0 are dropped if they would make the corrupted row longer than the original.
 
     Args:
         budgets: [N] int64, number of units to cover.
@@ -188,14 +188,14 @@ class Spans:
         """Arrange the spans of each row, and its units outside spans, in a uniformly random order.
 
         Args:
-            rows, sizes: [K] int64, as the attributes; rows ascending. A row's spans are at most as many as their units.
+            rows, sizes: [K] int64, as the attributes; rows ascending. No row has more spans than units in spans.
             unit_counts: [N] int64, number of units in each row.
             draws: [D] uniform draws, row after row, at least one for each unit.
             draw_counts: [N] int64, number of draws for each row.
         """
         per_row = np.bincount(rows, minlength=len(unit_counts))
         covered = np.bincount(rows, weights=sizes, minlength=len(unit_counts)).astype(np.int64)
-        beads = unit_counts - covered + per_row
+        beads = unit_counts - covered + per_row  # [N], numbers of spans and of units outside spans
         owner, total = np.repeat(np.arange(len(unit_counts)), beads), int(beads.sum())
         shift = np.repeat(np.cumsum(draw_counts) - draw_counts - np.cumsum(beads) + beads, beads)
         mine = draws[shift + np.arange(total)].astype(np.int64)
@@ -238,8 +238,7 @@ class _RowsToInfill:
         return cls(rows.tokens, places, inside, first, learned)
 
     def reorder_text(self, order: Indices) -> "_RowsToInfill":
-        """Return the rows with the text in the given `order`, which keeps units together. `learned` does not
-        change."""
+        """Return the rows with the text in the given `order`, which keeps units together; `learned` stays."""
         origin = np.arange(len(self.tokens))
         origin[self.places] = self.places[order]
         return _RowsToInfill(self.tokens[origin], self.places, self.inside[origin], self.first[origin], self.learned)

@@ -17,7 +17,7 @@ from data_service.rng import UINT32_RANGE, draw_uint32
 from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
 from data_service.samples.samples import Samples
 
-MIN_MASK_RATE = 1e-3  # smallest share of a row's tokens to hide
+MIN_MASK_RATE = 1e-3  # smallest probability with which a row's tokens are hidden
 
 
 class DiffusionMasking(RowMasking):

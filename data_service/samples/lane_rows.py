@@ -28,7 +28,7 @@ from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
 _DRAWS_PER_ROW = 3  # draws per row: whether B is random, where A ends, where a random B begins
-_WORD_START_BIT, _FIXED_BIT, _REMOVED_BIT = np.uint8(1), np.uint8(2), np.uint8(4)
+_WORD_START_BIT, _FIXED_BIT, _REMOVED_BIT = np.uint8(1), np.uint8(2), np.uint8(4)  # `DirectedBlockText.flags`
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,7 @@ def count_lane_rows(
 
 def check_lane_settings(lanes: Lanes, permuted: PermutedPrediction, length: int, lane_count: int | None) -> None:
     """Raise PlanError if rows of `length` tokens have no room for the reused text, two segments and the targets, or if
-    `lane_count` lanes cannot be read in both directions.
-    """
+    `lane_count` lanes cannot be read in both directions."""
     room = length - SPECIAL_TOKENS_PER_ROW - lanes.reuse
     first, second = permuted.target_counts_by_part
     if room < 2 or length > MAX_ROW_TOKENS:

@@ -1,4 +1,4 @@
-"""Makes training rows from a block: cuts it, lays out the rows, and masks them, as the stream's spec says."""
+"""Makes training rows from a block: cuts it, adds special tokens, and masks the rows, as the stream's spec says."""
 
 from dataclasses import replace
 

@@ -143,7 +143,7 @@ class NoMasking(DeterministicMasking):
 
 
 MaskingUnit = Literal["token", "whole_word", "ngram", "span", "phrase", "entity"]
-_MAX_NGRAM_WORDS, _MAX_SPAN_WORDS, _SPAN_LENGTH_P = 3, 10, 0.2
+_MAX_NGRAM_WORDS, _MAX_SPAN_WORDS, _SPAN_LENGTH_P = 3, 10, 0.2  # defaults of `longest` (n-grams, spans) and `span_p`
 
 
 class MlmMasking(RowMasking, GrowingRecord):
@@ -189,16 +189,16 @@ class MlmMasking(RowMasking, GrowingRecord):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.longest is not None and self.unit not in ("ngram", "span"):
-            raise ValueError(f"longest needs unit ngram or span; leave longest out with unit {self.unit}")
+            raise ValueError(f"longest needs `unit: ngram` or `unit: span`; leave longest out with `unit: {self.unit}`")
         if self.span_p is not None and self.unit != "span":
-            raise ValueError(f"span_p applies only to unit span; leave span_p out with unit {self.unit}")
+            raise ValueError(f"span_p needs `unit: span`; leave span_p out with `unit: {self.unit}`")
         if self.ngram_weights is not None and (self.unit != "ngram" or self.longest is not None):
-            raise ValueError("ngram_weights need unit ngram, and cannot be combined with longest")
+            raise ValueError("ngram_weights need `unit: ngram`, and cannot be combined with longest")
         if self.replace.word_shares and self.unit_level is None:
             named = " and ".join(self.replace.word_shares)
             raise ValueError(f"a share of {named} words replaces whole words; choose another unit than {self.unit}")
         if self.count == "drawn" and self.unit != "token":
-            raise ValueError(f"count: drawn needs unit token; choose another count with unit {self.unit}")
+            raise ValueError(f"`count: drawn` needs `unit: token`; choose another count with `unit: {self.unit}`")
         return self
 
     @property

@@ -294,8 +294,7 @@ class LaidOutRows:
     separators: NDArray[np.int64]
 
     def token_indices(self, text: Indices, counts_per_row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices in `tokens` of sorted text offsets. `counts_per_row`: [N], number of offsets in each
-        row."""
+        """Return the indices in `tokens` of sorted text offsets. `counts_per_row`: [N], their number by row."""
         shift = np.repeat(1 + SPECIAL_TOKENS_PER_ROW * np.arange(len(counts_per_row)), counts_per_row)
         if len(self.separators):
             passed = np.searchsorted(text, self.separators)
@@ -311,7 +310,7 @@ class LaidOutRows:
     def hole_indices(self, removed: NDArray[np.bool_], shift: int = 0) -> NDArray[np.int64]:
         """Return `Samples.holes`: all tokens of rows whose whole text is removed, and the removed tokens of other rows.
 
-        `removed`: whether each text token replaces one of a removed document. `shift`: added to indices of text tokens.
+        `removed`: [T] bool, whether a token replaces one of a removed document. `shift`: added to their indices.
         """
         lost = np.logical_and.reduceat(removed, self.edges[:-1])
         found = np.repeat(lost, np.diff(self.offsets))

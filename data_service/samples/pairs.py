@@ -159,8 +159,8 @@ def _pair_segments(
     room: int,
     key: Key,
 ) -> Segments:
-    """Return segments truncated to `room` tokens. Where `random` is true, about `wanted_tokens` tokens of random text
-    replace B."""
+    """Return the segments (A, B) in `following`, shortened to `room` tokens together. Where `random` is true, about
+    `wanted_tokens` tokens of random text replace B."""
     a, b = following
     other = draw_random_second_segments(sentences, first, wanted_tokens, key)
     b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))

@@ -89,7 +89,7 @@ def _order_ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], group_tok
     return ranks
 
 
-_MAX_UINT64 = np.uint64(0xFFFFFFFFFFFFFFFF)
+_MAX_UINT64 = np.uint64(0xFFFFFFFFFFFFFFFF)  # sorts last: the value of tokens that cannot be chosen
 _LOW_32_BITS = np.uint64(0xFFFFFFFF)
 _KEY_SHIFT_BITS = np.uint64(32)  # a 32-bit random key stands above a 32-bit column number
 
@@ -134,8 +134,7 @@ def choose_ngrams(
     config: PermutedPrediction,
     draws: NDArray[np.uint64],
 ) -> NDArray[np.bool_]:
-    """Return [N, P] bool: the targets that n-grams cover, at most `target_count` in a row. Arguments as for
-    `choose_targets`."""
+    """Return [N, P] bool, targets in n-grams, at most `target_count` in a row. Arguments as for `choose_targets`."""
     rows, width = word_starts.shape
     units = _RowUnits(word_starts, special_mask)
     likely = _ngram_thresholds(config.longest)
@@ -171,11 +170,12 @@ class _RowUnits:
     def __init__(self, begins: NDArray[np.bool_], fixed: NDArray[np.bool_]) -> None:
         first = np.pad(begins, ((0, 0), (0, 1)), constant_values=True).ravel()
         is_fixed = np.pad(fixed, ((0, 0), (0, 1)), constant_values=True).ravel()
-        self._places = np.flatnonzero(first)
+        self._places = np.flatnonzero(first)  # [U], place of each unit
         self._first_unit = np.cumsum(first, dtype=np.int32) - first  # index of the first unit at or after each place
         number = np.arange(len(self._places))
         barrier = is_fixed[self._places]
         last = len(number) - 1
+        # [U], for each unit the index of the first word, and of the first special token, from it on
         self._next_word = _reversed_cumulative_minimum(np.where(barrier, last, number))
         self._next_fixed = _reversed_cumulative_minimum(np.where(barrier, number, last))
 

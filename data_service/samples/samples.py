@@ -25,8 +25,8 @@ class ColumnAxis(Enum):
 
 
 _T = TypeVar("_T", bound=np.generic)
-ByRow = Annotated[NDArray[_T] | None, ColumnAxis.ROW]
-Edges = NDArray[np.int64]
+ByRow = Annotated[NDArray[_T] | None, ColumnAxis.ROW]  # a column with one entry for each row
+Edges = NDArray[np.int64]  # [N + 1], offsets of rows: row i goes from edges[i] to edges[i + 1]
 Indices = NDArray[np.int64] | NDArray[np.int32]
 
 
@@ -96,7 +96,7 @@ class Samples:
 _COLUMN_AXES: dict[str, ColumnAxis] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Samples, include_extras=True).items()
 }
-_OFFSET_COLUMNS = ("offsets", "corrupted_offsets")
+_OFFSET_COLUMNS = ("offsets", "corrupted_offsets")  # columns of [N + 1] offsets of rows
 _INDEX_COLUMNS = ("target_positions", "holes")  # columns whose entries are indices in `tokens`
 
 

@@ -92,8 +92,8 @@ class DrawSlots:
     """The range of random numbers (slots) of each row in the random streams of its block.
 
     Attributes:
-        edges: [N + 1] int64; row i has random numbers edges[i] to edges[i + 1] - 1. With `for_rate`, they are at least
-            rate * tokens + 1.
+        edges: [N + 1] int64; row i has random numbers edges[i] to edges[i + 1] - 1. With `for_rate`, a row has at least
+            rate * tokens + 1 of them.
         first_row: number of the first row in its block.
     """
 

@@ -18,7 +18,7 @@ from data_service.types import Block
 PAIR_SPECIAL_TOKENS = 3  # <s>, and </s> after each of two segments
 _BITS_PER_DRAW = 64  # coin tosses per 64-bit draw
 
-SentenceNumbers = NDArray[np.int64]
+SentenceNumbers = NDArray[np.int64]  # numbers of sentences in the block, or one integer for each of them
 TokenRanges = tuple[SentenceNumbers, SentenceNumbers]
 """Token offsets in the block at which N segments start and stop, each [N]."""
 

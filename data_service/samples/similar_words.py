@@ -51,7 +51,7 @@ class SimilarPair(NamedTuple):
     similar_text: str = ""
 
 
-class _Header(BaseModel):
+class _Header(BaseModel):  # first line of a table; `made`: settings of its making
     model_config = ConfigDict(strict=True, extra="forbid")
 
     format: str

@@ -75,7 +75,7 @@ class Stage(_SpecRecord):
     """What a training phase reads, if each phase continues the sources where the previous phase ended.
 
     Attributes:
-        phase: number of the phase, for messages.
+        phase: number of the training phase, shown in messages.
         length: largest number of tokens in a row.
         units: number of samples, or of tokens if `in_tokens`, in an epoch of the stage.
         in_tokens: whether `units` counts tokens.
@@ -220,18 +220,18 @@ class StreamSpec(_SpecRecord):
         lanes = self.input if isinstance(self.input, Lanes) else None
         permuted = self.masking if isinstance(self.masking, PermutedPrediction) else None
         if (lanes is None) != (permuted is None) or (self.lanes is not None and lanes is None):
-            raise ValueError("input lanes needs permuted prediction (plm), and permuted prediction needs input lanes")
+            raise ValueError("the objective plm (permuted prediction) needs `packing: lanes`, which needs plm")
         if lanes is not None and permuted is not None:
             check_lane_settings(lanes, permuted, self.length, self.lanes)
         if lanes is not None and self.one_source is not None:
             raise ValueError(
-                "batches of one source are not possible with input lanes: each row continues one of the previous step"
+                "no batches of one source with `packing: lanes`: each row continues one of the previous step"
             )
         texts = isinstance(self.input, TextPairs | RepeatedSentences)
         if texts != isinstance(self.masking, NoMasking):
-            raise ValueError("inputs pairs and sentences need masking none, and all other inputs need another masking")
+            raise ValueError("packings pairs and sentences need masking none, all other packings another masking")
         if isinstance(self.masking, Denoising) and not isinstance(self.input, PackedInput):
-            raise ValueError("denoising needs rows of one segment: full_sentences, doc_sentences or contiguous")
+            raise ValueError("denoising needs rows of one segment: packing full_sentences, doc_sentences or contiguous")
         return self
 
     @model_validator(mode="after")
@@ -252,13 +252,13 @@ class StreamSpec(_SpecRecord):
         if not self.stages:
             return self
         if isinstance(self.input, Lanes) or self.one_source is not None:
-            raise ValueError("stages need rows independent of each other: no input lanes, no batches of one source")
+            raise ValueError("stages need rows independent of each other: no `packing: lanes` or batches of one source")
         if self.stages[-1].length != self.length:
             raise ValueError("the rows of the last stage must have the stream's length")
         for stage in self.stages:
             reads = any(weight is None or weight > 0 for weight in stage.weights)
             if stage.weights and (len(stage.weights) != len(self.sources) or not reads):
-                raise ValueError("a stage needs no weights, or a weight for each source, not all 0")
+                raise ValueError("a stage must have no weights, or a weight for each source, not all 0")
         return self
 
     @property

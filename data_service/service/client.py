@@ -1,4 +1,5 @@
-"""`FeedClient`: the reader by which a rank gets a stream's samples from the feed. Lost samples are requested again."""
+"""`FeedClient`: the reader by which a training process (rank) gets a stream's samples from the feed (`feed.py`, which
+explains windows and slabs). Lost samples are requested again."""
 
 import logging
 import threading
@@ -21,7 +22,7 @@ from data_service.stream.token_axis import TokenAxis
 
 _log = logging.getLogger(__name__)
 _POLL_INTERVAL_S = 2.0  # seconds between checks whether another thread or the feed has made progress
-_MAX_FAILED_BUILDS = 3  # builds of a window that may fail because of the store before the read fails
+_MAX_FAILED_BUILDS = 3  # builds of a window that the corpus's store may fail before the read fails
 
 
 @dataclass
@@ -129,12 +130,12 @@ class FeedClient:
     def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepStart | None = None) -> None:
         """Announce the ranges that will be read, in order, to fetch them ahead. Replaces earlier announcements.
 
-        The iterator is consumed only as far as memory allows, so it may yield all ranges of a run.
+        The iterator is consumed only as far as memory allows, so it may yield all ranges of a training run.
 
         Args:
             ranges: ranges (epoch, start, stop) that this reader will read, the current one included.
-            steps: the steps, if all readers read the same steps together. Windows are then cut into slabs so that each
-                reader finds its samples of every step in few slabs.
+            steps: size and position of the training steps, if all readers read the same steps together. Windows are
+                then cut into slabs so that each reader finds its samples of every step in few slabs.
         """
         with self._changed:
             self._steps = steps
@@ -202,11 +203,13 @@ class FeedClient:
                     self._failures[coming[0]] = error  # the read of this window raises it
 
     def _fetch_announced_slab(self, window: EpochWindow, layout: SlabLayout, slab: int) -> None:
+        """Fetch one slab of an announced window, unless the window was built with another layout."""
         held = self._get_window(window, lambda found: [slab] if found == layout else [])
         if held.layout == layout:
             self._get_slab(window, held, slab)
 
     def _next_missing_slab(self) -> tuple[EpochWindow, SlabLayout, int] | None:
+        """Return window, layout and number of the next announced slab to fetch; None if there is none."""
         for window, part in self._announced.windows.items():
             held = self._held.get(window)
             missing = (slab for slab in part.slabs if held is None or slab not in held.slabs)
@@ -308,6 +311,7 @@ class FeedClient:
         return SlabRequest(window, layout, tuple(slab for slab in slabs if slab not in known))
 
     def _add_build(self, window: EpochWindow, build: WindowBuild) -> None:
+        """Hold a build that the feed has returned, or add its references to the same build held already."""
         held = self._held.get(window)
         if held is not None and held.name == build.name:
             held.refs.update(build.refs)

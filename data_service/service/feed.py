@@ -59,10 +59,8 @@ class FeedConfig(BaseModel):
 
 @dataclass(frozen=True)
 class OpenStream:
-    """The properties of an opened stream that a client needs.
-
-    `windows_held`: number of windows that may be held at a time. `notes`: human-readable remarks.
-    """
+    """The properties of an opened stream that a client needs. `windows_held`: number of windows that may be held at a
+    time; `notes`: human-readable remarks."""
 
     epoch_layout: EpochLayout
     slab_rows: int
@@ -128,6 +126,8 @@ class _BuildFailures:
 
 @dataclass(frozen=True)
 class _Stream:
+    """An opened stream: its corpora, the row counts of each source, its plan, and the properties for clients."""
+
     spec_json: str
     corpora: Corpora
     counts: tuple[RowCounts, ...]
@@ -268,10 +268,12 @@ class Feed:
         return self._has_room_for(size, memory) and self._unfinished() < self._config.workers
 
     def _has_room_for(self, size: int, memory: int) -> bool:
+        """Return whether a window of `size` bytes fits in `memory`. Two windows always do."""
         held = sum(self._streams[spec_json].plan.epoch_layout.window_bytes for spec_json, _, _ in self._builds)
         return held + size <= memory or len(self._builds) < 2
 
     def _unfinished(self) -> int:
+        """Return the number of builds under way."""
         first = [held.slabs[0] for held in self._builds.values()]
         if not first:
             return 0

@@ -1,4 +1,4 @@
-"""The windows that a reader has announced to read. They are requested one after another as memory allows."""
+"""The windows of samples (`feed.py`) that a reader will read. They are requested in order, as memory allows."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -8,7 +8,7 @@ EpochWindow = tuple[int, int]
 """(epoch, number of a window in the epoch)."""
 
 WindowSpan = tuple[EpochWindow, int, int]
-"""(window, first, last): samples `first` to `last` of a window, counted from its first sample."""
+"""(window, first, last): samples `first` to `last` (exclusive) of a window, counted from its first sample."""
 
 
 class AnnouncedWindow:
@@ -40,7 +40,7 @@ class AnnouncedWindows:
     """The windows that will be read, in order, and a sliding range of at most `most` of them to fetch and hold.
 
     Args:
-        spans: samples that will be read, in order. They may reach to the end of a run.
+        spans: samples that will be read, in order. They may reach to the end of the training run.
         most: largest number of windows to fetch or hold at a time.
         layout: function that returns the slab layout of a window.
 

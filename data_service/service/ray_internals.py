@@ -23,16 +23,13 @@ from data_service.processes import RAY_SESSION_MARK, mark_ray_session, temporary
 
 # Methods of Node that start the dashboard, autoscaler and log monitor, which one machine does not need.
 UNUSED_PROCESS_STARTERS = ("start_api_server", "start_monitor", "start_log_monitor")
-DRIVER_SYS_PATH_FIELD = "_py_driver_sys_path"
-GLOBAL_NODE_ATTRIBUTE, DEAD_PROCESSES_METHOD, LOGS_FOLDER_METHOD = (
-    "_global_node",
-    "dead_processes",
-    "get_logs_dir_path",
-)
-PRINT_FUNCTION = "print_to_stdstream"
-DRAINING_FUNCTION = "get_draining_nodes"
+DRIVER_SYS_PATH_FIELD = "_py_driver_sys_path"  # field of JobConfig: folders from which workers import
+# A variable of `worker`, and two methods of the Node in it.
+GLOBAL_NODE_ATTRIBUTE, DEAD_PROCESSES_METHOD, LOGS_FOLDER_METHOD = "_global_node", "dead_processes", "get_logs_dir_path"
+PRINT_FUNCTION = "print_to_stdstream"  # function of `worker` that prints the logs of Ray's processes
+DRAINING_FUNCTION = "get_draining_nodes"  # method of `state`
 _VITAL_PROCESSES = ("raylet", "gcs_server")  # kinds of processes without which Ray hangs
-NICENESS_VARIABLE = "RAY_worker_niceness"  # added to the niceness of the command
+NICENESS_VARIABLE = "RAY_worker_niceness"  # environment variable: what workers add to the niceness of the command
 
 
 def start_ray(**local_settings: Any) -> None:
@@ -76,7 +73,7 @@ def is_cluster_configured() -> bool:
 
 @contextmanager
 def _minimal_ray_process() -> Iterator[None]:
-    """Within the block Ray starts without unused processes, with its own token, and marks its log folder as ours."""
+    """Within the block Ray starts without unused processes and with an access token. Then mark its log folder ours."""
     _set_auth_token()
     # Ray's control process would keep records of the last 100,000 calls for the unused dashboard.
     if not is_cluster_configured():

@@ -137,6 +137,7 @@ def death_reason(error: Exception) -> str:
 
 
 def _build_slabs(spec_json: str, window: Window, layout: SlabLayout) -> list[Samples] | Samples:
+    """Build a window in a Ray task; return its slabs, or a single slab itself, as Ray expects for one return value."""
     slabs = build_window(_corpora(spec_json), window, layout)
     return slabs if len(slabs) > 1 else slabs[0]
 
@@ -145,7 +146,7 @@ def _run_pass_part(job: CountingPass, spec_json: str, source: int, start: int, s
     return job(_corpora(spec_json), source, start, stop)
 
 
-_TASK = ray.remote(num_cpus=_TASK_CPUS, max_retries=0, scheduling_strategy="SPREAD")
+_TASK = ray.remote(num_cpus=_TASK_CPUS, max_retries=0, scheduling_strategy="SPREAD")  # makes a Ray task of a function
 _BUILD_TASK, _PASS_TASK = _TASK(_build_slabs), _TASK(_run_pass_part)
 
 

@@ -2,7 +2,7 @@
 
 Local folders and S3 behave alike. A put is atomic: readers see the old bytes or the new ones. A key is a
 slash-separated relative path. There are no directories, but a local folder cannot hold both `a` and `a/b`. The same
-keys are valid in every store, so that a run can move from one to another.
+keys are valid in every store, so that a training run can move from one to another.
 
 Helpers for every store are here, too: concurrent requests (`parallel_map`), the hash of stored bytes (`digest`), and
 reads that verify their hash (`read_verified`).

@@ -20,7 +20,7 @@ from data_service.store.retries import RetryLimit, call_with_retries, get_outage
 from data_service.store.upload_sources import Buffers, LocalFile, UploadSource
 
 Scheme = Literal["s3", "gs", "az"]
-_C = TypeVar("_C")
+_C = TypeVar("_C")  # type of the client
 _T = TypeVar("_T")
 
 # By URI scheme: set once a server has accepted this process's credentials.
@@ -33,7 +33,7 @@ class Connection(ABC, Generic[_C]):
     def __init__(self) -> None:
         self._lock = Lock()
         self._client: _C | None = None
-        self._owner = 0
+        self._owner = 0  # id of the process that made the client
 
     def client(self) -> _C:
         """Return this process's client; make it if there is none."""
@@ -65,7 +65,7 @@ class BucketStore(Store, ABC, Generic[_C]):
     _connection: Connection[_C] = field(repr=False, compare=False)
     scheme: Scheme
 
-    _failure_types: ClassVar[tuple[type[Exception], ...]]
+    _failure_types: ClassVar[tuple[type[Exception], ...]]  # errors of requests, for `_translate_error`
     _single_upload_bytes: ClassVar[int]  # size in bytes above which objects are uploaded in parts
 
     @property
@@ -112,7 +112,7 @@ class BucketStore(Store, ABC, Generic[_C]):
 
     @abstractmethod
     def _create_object(self, name: str, body: bytes, writer: str, client: _C) -> bool:
-        """Create an object by one request, with `writer` as metadata. Return False if it exists."""
+        """Create an object by one request, with the random id `writer` as metadata. Return False if it exists."""
 
     @abstractmethod
     def _find_writer(self, name: str, client: _C) -> str | None:
@@ -152,6 +152,7 @@ class BucketStore(Store, ABC, Generic[_C]):
             report_sent(source.size)
 
     def _object_name(self, key: str) -> str:
+        """Return the object's name in the bucket: prefix and key. Raises BadUri: the key is not allowed."""
         name = join_path(self.prefix, check_key(self.uri, key))
         self._check_name(name, key)
         return name
@@ -179,6 +180,7 @@ class BucketStore(Store, ABC, Generic[_C]):
         return call_with_retries(lambda: self._try_once(name, operation, signed=signed), patience, outage)
 
     def _try_once(self, name: str, operation: Callable[[_C], _T], *, signed: bool = True) -> _T:
+        """Call the operation once; raise its failure as a StoreError. Drop the client if its credentials failed."""
         client, known = None, _CREDENTIALS_ACCEPTED[self.scheme]
         try:
             client = self._connection.client()

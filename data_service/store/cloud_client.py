@@ -24,7 +24,7 @@ _READ_TIMEOUT_S = 60.0  # seconds without data after which a connection counts a
 _PART_TIMEOUT_S = 120.0  # seconds in which a part of an upload must be sent and answered
 _PART_RETRIES = 8  # retries of a part by obstore
 _PART_RETRY_TIMEOUT_S = 60.0  # seconds after which obstore gives up a part
-_ENDPOINT_VARIABLES = {
+_ENDPOINT_VARIABLES = {  # environment variables that may name another server
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }

@@ -62,9 +62,9 @@ class CloudDownload:
     reached: Callable[[int], object]
     start: int = 0
     length: int | None = None
-    _version: str | None = None
+    _version: str | None = None  # ETag of the object, from the first answer
     _pieces: list[bytes] = field(default_factory=list)
-    _here: int = 0
+    _here: int = 0  # number of bytes received so far
 
     def try_download(self, client: CloudClient) -> bytes:
         """Return all requested bytes.
@@ -106,7 +106,7 @@ class CloudDownload:
             raise self._truncated_error(int(stored["size"])) from error
 
     def _expected_bytes(self, answer: Any) -> int:
-        """Return the total number of bytes to read. Raises ValueError, Truncated: the answer has other bytes."""
+        """Return how many bytes to read in all. Raises ValueError: the answer has other bytes; Truncated: too few."""
         total, version = int(answer.meta["size"]), answer.meta["e_tag"]
         if self._version not in (None, version) or answer.range[0] != self.start + self._here:
             raise self._object_changed_error()
@@ -156,15 +156,16 @@ def upload_in_parts(
 class CloudListing:
     """A listing in key order of the objects below the folder `folder` ("" for all), page by page.
 
-    `ordered`: whether the service lists names in order. If not, all objects come in a single, sorted page.
+    `ordered`: whether the service lists names in order. If not, all objects come in a single, sorted page; meanwhile
+    `reached` is called with the number of objects found so far. `more`: whether further pages follow.
     """
 
     folder: str
     ordered: bool
     reached: Callable[[int], object]
     more: bool = True
-    _after: str = ""
-    _stream: Any = None
+    _after: str = ""  # name of the last object listed so far
+    _stream: Any = None  # obstore's iterator of the following pages
 
     def request_next_page(self, client: CloudClient) -> list[Any]:
         """Return obstore's metadata of the next objects. Raises FAILURES; ValueError: the page is out of order."""

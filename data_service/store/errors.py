@@ -12,7 +12,7 @@ class ServiceTerms:
     """A service's own terms for the messages about its object stores.
 
     Attributes:
-        bucket: what holds the objects.
+        bucket: the service's word for what holds the objects.
         credentials: where credentials are looked for.
         endpoint: environment variable that names another server.
         place: setting that decides which server holds the bucket, as named in remedies.
@@ -46,7 +46,7 @@ SERVICES = {
         place="the account (AZURE_STORAGE_ACCOUNT_NAME)",
     ),
 }
-"""The object stores that are written to, by the scheme of their URIs."""
+"""The services whose object stores can be written to, by the scheme of their URIs."""
 
 
 def _service_terms(uri: str) -> ServiceTerms:

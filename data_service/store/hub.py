@@ -1,6 +1,6 @@
 """Data sets of the Hugging Face Hub, read-only: hf://datasets/OWNER/NAME[@REVISION][/FOLDER].
 
-The first request looks up the commit of the revision. From then on the store's URI holds the commit, so every process
+The first request looks up the revision's commit hash. From then on the store's URI holds the hash, so every process
 that opens that URI reads the same bytes, whatever is pushed meanwhile. HF_ENDPOINT is the URL of another server,
 HF_TOKEN the token for data sets that are not public.
 """
@@ -15,7 +15,7 @@ from data_service.store.errors import AccessDenied, BadUri, KeyMissing, StoreErr
 from data_service.store.retries import RetryLimit, call_with_retries, get_outage
 
 SCHEME = "hf"
-_DATASET_URI = re.compile(
+_DATASET_URI = re.compile(  # the URI after the scheme
     r"datasets/(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>refs/(?:convert/[\w-]+|pr/\d+)|[^/@]+))?(?:/(?P<prefix>.*))?"
 )
 _COMMIT_HASH = re.compile(r"[0-9a-f]{40}")

@@ -167,6 +167,8 @@ class LocalStore(Store):
     def _write_atomically(
         self, key: str, write_content: Callable[[int], None], publish: Callable[[Path, Path], None]
     ) -> None:
+        """Write a temporary file by `write_content`, which gets its descriptor; then give it the object's name by
+        `publish`, which gets the temporary and the final path."""
         target = self._path(key)
         with _translate_os_errors(target, writing=True):
             temporary, descriptor = _create_temporary_file(target.parent)
@@ -273,6 +275,7 @@ def _copy_file(source: Path, descriptor: int) -> None:
 
 
 def _link_into_place(temporary: Path, target: Path) -> None:
+    """Give the temporary file the second name `target`. Raises FileExistsError: the target exists."""
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder is in the way", str(target))
     try:
@@ -300,7 +303,8 @@ def _link_into_place(temporary: Path, target: Path) -> None:
 def _walk(folder: Path, key_prefix: str, name_prefix: str) -> Iterator[Entry]:
     """Yield entries of the files below `folder` in key order.
 
-    `key_prefix`: key of `folder` itself. Only names in `folder` that begin with `name_prefix` are listed.
+    `key_prefix`: beginning of their keys, the key of `folder` with a slash. `name_prefix`: beginning of the names of
+    files and folders directly in `folder`; others are left out.
     """
     try:
         with _translate_os_errors(folder), os.scandir(folder) as found:

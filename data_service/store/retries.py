@@ -31,8 +31,8 @@ _MAX_PAUSE_S = 15.0  # longest pause between two attempts, in seconds
 _JITTER_RANDOM = SystemRandom()
 _log = logging.getLogger(__name__)
 ANNOUNCED_OUTAGE_S = 5.0  # seconds without an answer after which the outage is logged
-_lock = threading.Lock()
-_retry_count = 0
+_lock = threading.Lock()  # guards the following number
+_retry_count = 0  # retries of requests by this process so far
 
 
 def default_patience_s() -> float:
@@ -55,10 +55,8 @@ def default_patience_s() -> float:
 
 
 class RetryLimit:
-    """The retry limit of one operation: `seconds` without progress, and at least 3 attempts.
-
-    `since`: time of the operation's last progress, or of its start, by `time.monotonic`.
-    """
+    """The retry limit of one operation: it is given up after `seconds` without progress, but not before its third
+    attempt. `since`: time of the operation's last progress, or of its start, by `time.monotonic`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

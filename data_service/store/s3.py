@@ -51,7 +51,7 @@ class _Connection(Connection["S3Client"]):
             read_timeout=_READ_TIMEOUT_S,
             max_pool_connections=32,
             tcp_keepalive=True,
-            s3={"addressing_style": "path"} if elsewhere else None,  # others rarely have a host name per bucket
+            s3={"addressing_style": "path"} if elsewhere else None,  # other servers: rarely a host name per bucket
             # Servers from before 2024 reject checksums in trailers. Readers verify the data by their own hashes.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",

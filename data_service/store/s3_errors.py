@@ -56,6 +56,7 @@ _MISSING_CREDENTIALS_ERRORS = (
     *(NoCredentialsError, PartialCredentialsError, ConfigParseError),
     *(SSOError, LoginError, TokenRetrievalError),
 )
+# Credentials could not be loaded again.
 _RENEWAL_ERRORS = (CredentialRetrievalError, MetadataRetrievalError, ProfileNotFound)
 LOST_UPLOAD_CODES = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder")
 """Codes by which a server says that it no longer knows an upload or a part of it. The upload then starts again."""

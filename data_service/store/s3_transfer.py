@@ -30,18 +30,16 @@ _MAX_EMPTY_PAGES = 100  # empty pages in a row after which a listing counts as b
 
 @dataclass
 class Listing:
-    """A listing of the objects whose names start with `prefix` and sort after `after`, page by page.
-
-    `delimiter`: "/" to list folders instead. `more`: whether further pages follow.
-    """
+    """A listing of the objects whose names start with `prefix` and sort after `after`, page by page. `delimiter`: "/"
+    to list folders instead; `more`: whether further pages follow."""
 
     bucket: str
     prefix: str
     after: str = ""
     delimiter: str = ""
     more: bool = True
-    _token: str = ""
-    _empty: int = 0
+    _token: str = ""  # the server's token for the next page; "" if the page starts after the name `after`
+    _empty: int = 0  # number of empty pages in a row
 
     def request_next_page(self, client: "S3Client") -> "ListObjectsV2OutputTypeDef":
         """Return the next page.
@@ -84,7 +82,7 @@ def _page_names(page: "ListObjectsV2OutputTypeDef") -> list[str]:
 
 
 MAX_DELETIONS = 1000  # objects in one request: S3's limit
-_ABSENT_CODES = ("NoSuchKey", "NoSuchVersion")
+_ABSENT_CODES = ("NoSuchKey", "NoSuchVersion")  # error codes of a batch deletion for objects that do not exist
 _STATUS_BY_CODE = {"AccessDenied": 403}  # HTTP status for an error of a batch deletion; else 503
 
 
@@ -135,19 +133,17 @@ def head_object(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutput
 
 @dataclass
 class Download:
-    """A read of an object, or of `length` bytes of it from byte `start`.
-
-    `reached`: a function that is called with the number of bytes received so far.
-    """
+    """A read of an object, or of `length` bytes of it from byte `start`. `reached`: a function that is called with the
+    number of bytes received so far."""
 
     bucket: str
     name: str
     reached: Callable[[int], object]
     start: int = 0
     length: int | None = None
-    _version: str | None = None
+    _version: str | None = None  # ETag of the object, from the first answer
     _pieces: list[bytes] = field(default_factory=list)
-    _here: int = 0
+    _here: int = 0  # number of bytes received so far
 
     def try_download(self, client: "S3Client") -> bytes:
         """Return all requested bytes.
@@ -184,7 +180,7 @@ class Download:
             raise self._truncated_error(stored["ContentLength"]) from error
 
     def _expected_bytes(self, answer: "GetObjectOutputTypeDef") -> int:
-        """Return the total number of bytes to read. Raises ValueError, Truncated: the answer has other bytes."""
+        """Return how many bytes to read in all. Raises ValueError: the answer has other bytes; Truncated: too few."""
         first, total = 0, answer["ContentLength"]
         if "ContentRange" in answer:
             span, _, size = answer["ContentRange"].removeprefix("bytes ").partition("/")
@@ -211,10 +207,8 @@ class Download:
 
 @dataclass
 class Upload:
-    """An upload of an object in parts. The object appears when the server has all parts.
-
-    `reached`: function that gets the number of bytes on the server so far; never called by two threads at once.
-    """
+    """An upload of an object in parts. The object appears when the server has all parts. `reached`: function that gets
+    the number of bytes on the server so far; never called by two threads at once."""
 
     bucket: str
     name: str

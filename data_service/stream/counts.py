@@ -1,8 +1,8 @@
-"""The counting pass, which finds how many rows each block is cut into before any sample is needed.
+"""The counting pass, which finds how many rows each block of a corpus is cut into before any sample is needed.
 
 Contiguous packing, lanes and pairs need arithmetic only. If sentence boundaries or random draws decide where rows are
-cut, every block is read once per corpus, input and length, and the counts are cached under a key of these alone. If
-batches are measured in tokens, the length of every row is cached in the same way.
+cut, every block is read once for each corpus, input settings and row length, and the counts are cached (`_cache_key`).
+If batches are measured in tokens, the length of every row is cached in the same way.
 
 A pass over a large corpus takes hours, so its results are stored piece by piece, and it continues after a restart.
 

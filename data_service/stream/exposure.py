@@ -1,4 +1,4 @@
-"""Finds the samples that hold given text: the inverse of the plan.
+"""Finds the samples that hold given text. This inverts the plan (`plan.py`), which maps each sample to a block's row.
 
 The rows of a block that hold a text are known after cutting this block alone. A row has a number in its source's
 sequence of rows (`SourceRowSequence`), this sequence is divided into epochs and windows by arithmetic, and a window's

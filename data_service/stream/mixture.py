@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 from data_service.errors import PlanError
 from data_service.samples.spec import SourceSpec
 
-_DECIMAL_DIGITS = 28  # decimal digits of weights by temperature, which are the same on every machine
+_DECIMAL_DIGITS = 28  # digits of decimal arithmetic, which gives the same weights on every machine
 
 
 def source_weights(
@@ -94,7 +94,7 @@ def fill_weights(
 def mixed_batch_quotas(
     sources: Sequence[SourceSpec], weights: Sequence[float] | None, rows: Sequence[int], multiple: int
 ) -> tuple[int, ...]:
-    """Return the number of samples of each source in an epoch that is as long as all sources together.
+    """Return each source's number of samples in an epoch whose batches mix sources, as long as all sources together.
 
     The numbers are multiples of `multiple`. Shares with the largest remainders are rounded up.
 
@@ -123,12 +123,12 @@ def one_source_batch_quotas(
     temperature: float,
     translations: float | None = None,
 ) -> tuple[int, ...]:
-    """Return the number of samples of each source in an epoch whose batches hold `batch` samples of one source each.
+    """Return the number of samples of each source in an epoch in which each batch (`batch` samples) is from one source.
 
     An epoch has as many batches as possible in the proportion of the weights without repeating a row. The source with
     the fewest batches for its weight decides the length of the epoch; the other sources continue in the next epoch.
-    If a source's size decides its weight, its size is the number of its whole batches. Without weights and
-    temperature an epoch takes all whole batches.
+    Where weights follow from sizes, a source's size is the number of its whole batches. Without weights and temperature
+    an epoch takes all whole batches.
 
     Raises:
         PlanError: a source has fewer rows than a batch, or its weight gives it less than one batch in an epoch.
@@ -148,8 +148,8 @@ def one_source_batch_quotas(
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         if not count:
             raise PlanError(
-                f"source {source.name} ({source.uri}) would give no batch: an epoch has {total:,} batches, after "
-                f"which another source has used up its rows, and a weight of {weights[number]:g} in "
+                f"source {source.name} ({source.uri}) would give no batch: an epoch has only {total:,} batches, "
+                f"because another source has rows for no more, and a weight of {weights[number]:g} in "
                 f"{sum(weights):g} is less than one of these batches",
                 remedy="raise its weight, lower the weight of a source with few rows, or use a smaller batch",
             )

@@ -1,5 +1,5 @@
-"""Orders of the rows of a window, as functions of a position. They take constant memory and compute any position
-directly.
+"""Orders of the rows of a window, the part of an epoch that is shuffled at a time. An order computes the row at any
+position directly, in constant memory.
 
 `Permutation`: a random order. A Feistel network permutes the smallest power of two that holds the domain. Results
 outside the domain are permuted again until they fall inside (cycle walking: Black and Rogaway, "Ciphers with arbitrary

@@ -7,8 +7,8 @@ one way after another; K readings are one round. The order of blocks does not de
 the sequence can be found again with rows of another length.
 
 An epoch takes the next `quota` rows of each sequence. It is cut into windows. Window `w` of `W` takes the `w`-th of `W`
-even slices of every source's quota, so a mixture is exact to one sample in every window. The samples of a window are
-then put in random order; neighbours in the text are kept apart if the spec says so.
+even slices of every source's quota, so a mixture is exact to one sample in every window. Then the samples of each
+window are shuffled by themselves; neighbours in the text are kept apart if the spec says so.
 
 If each batch is of one source (`spec.one_source`), no row may occur twice in an epoch, because a batch that holds an
 example twice would use it as its own negative. So an epoch takes from each source at most the rows that it has, and a
@@ -139,6 +139,7 @@ class SourceRowSequence:
         return ShuffledBlocks(blocks, np.cumsum(counts[blocks]))
 
 
+# Bytes of columns of `Samples`, for an estimate of a window's size:
 _BYTES_PER_TARGET = 8  # position of the target
 _BYTES_PER_ORDER_ENTRY = 4  # position of a token in a permuted order
 _BYTES_PER_ROW = 16  # start of the row, start of its second segment, and its label

@@ -48,6 +48,7 @@ class BatchSchedule:
         return self._units_before_levels[level] + (step - first) * batch
 
     def _level_at_step(self, step: int) -> int:
+        """Return the index in `_levels` of the batch size at a step."""
         return bisect_right(self._levels, step, key=lambda level: level[0]) - 1
 
     @cached_property
@@ -148,7 +149,7 @@ class _SkippedUnits:
 
 
 class StepSampleRanges:
-    """Finds the samples of every step of a run.
+    """Finds the samples of every step of a training run.
 
     Args:
         phases: phases of the run, in order.

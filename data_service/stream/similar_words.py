@@ -3,7 +3,7 @@ length for each.
 
 The words are those that the corpora store; if they store none, those of the tokenizer. The same corpora and settings
 give the same table on the same kind of machine, because one thread with one seed computes it. On other machines sums
-may round differently; so a run's identity contains a hash of the table itself.
+may round differently; so a training run's identity contains a hash of the table itself.
 """
 
 from collections import Counter
@@ -153,6 +153,7 @@ class _Sentences:
                 yield from self._block_sentences(block)
 
     def _block_sentences(self, block: Block) -> Iterator[list[str]]:
+        """Yield the sentences of a block, each as a list of words."""
         stored = block.unit_starts("word")
         begins = self._tokenizer.word_starts[block.tokens] if stored is None else stored.copy()
         begins[block.sentences[:-1]] = True

@@ -82,8 +82,8 @@ class Corpora:
     def word_start_table(self) -> NDArray[np.bool_] | None:
         """[vocab_size] bool, the tokenizer's table of pieces that begin a word; None if single tokens are masked.
 
-        It is used for blocks that do not store where words begin. It follows the word rules of the oldest corpus, so
-        that the masks of a run do not change.
+        It is used for blocks that do not store where words begin. It follows the oldest version of the word rules with
+        which a corpus was built, so that the masks of a training run do not change.
 
         Raises CorpusError: a corpus stores no words, and no ordinary piece of the vocabulary begins a word; or phrases
         or entities are masked, and a corpus stores none.
@@ -196,6 +196,7 @@ def check_corpus_kind(manifest: CorpusManifest, uri: str, rows: Input) -> None:
 
 
 def _check_source(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest) -> None:
+    """Raise CorpusError if the corpus of a source is not the one that the spec names, or does not fit the spec."""
     if manifest.fingerprint != source.manifest_fingerprint:
         raise CorpusError(
             f"source {source.name}: the corpus at {source.uri} has fingerprint {manifest.fingerprint[:12]}, "

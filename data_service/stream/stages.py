@@ -186,6 +186,7 @@ def _convert_row(rows: StageInputs, source: int, length: int, row: int, new_leng
 def _check_stage(
     spec: StreamSpec, stage: Stage, weights: Sequence[float], share: StageSourceRows, rows: StageInputs
 ) -> None:
+    """Raise PlanError if the stage takes too little or too much of a source (see `last_stage_rows`)."""
     for source, (weight, quota) in enumerate(zip(weights, share.quotas, strict=True)):
         corpus, line = spec.sources[source], rows.row_lines(stage.length)[source]
         name, phase = f"source {corpus.name} ({corpus.uri})", f"phase {stage.phase}"

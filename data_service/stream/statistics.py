@@ -1,7 +1,7 @@
 """Statistics of a corpus, and of how widely the rows of a batch are spread over it (the shuffle's radius). No text is
 read: the manifest and the plan are enough.
 
-A batch should look like a uniform draw from the epoch. Three figures show how far it is from that: the number of
+A batch should look like a uniform draw from the epoch. Three numbers show how far it is from that: the number of
 regions (blocks) that its rows come from; the share of rows whose continuation in the text is in the same batch; and
 the share of rows with another row nearby in the text, likely of the same document, in the batch. The cost of a good
 shuffle shows in the bytes read for each byte used, and in the number and size of reads. The README says which values
@@ -107,7 +107,8 @@ def _batch_statistics(plan: StreamPlan, start: int, stop: int) -> dict[str, floa
 
 
 def _find_rows(plan: StreamPlan, window: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for samples `first` to `last` of a window [N, 3] source, block and pass over the source, and [N] row."""
+    """Return the origins of samples `first` to `last` of a window of epoch 0: [N, 3], whose columns are source, block
+    and pass over the source; and [N], the row in the block."""
     made = plan.window(0, window)
     things = made.order.items_at(np.arange(first, last))
     ends = np.cumsum([len(piece) for piece in made.pieces], dtype=np.int64)

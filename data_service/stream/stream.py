@@ -1,5 +1,5 @@
-"""`Stream` computes sample `n` of epoch `e` in this process, which defines the samples that the service delivers. A
-window of samples is built from its blocks: they are read, cut into rows, masked and ordered, and the result is cut
+"""`Stream` computes sample `n` of epoch `e` in this process; the data service delivers the same samples. A window of
+samples is built from its blocks: they are read, cut into rows, masked and ordered, and the result is cut
 into slabs.
 
 A slab is a part of a window that is sent by itself. `SlabLayout` says which sample lies in which slab. A rank reads
@@ -111,10 +111,8 @@ class SlabLayout(NamedTuple):
 
 
 def rows_per_slab(length: int, slab_tokens: int = 1 << 19) -> int:
-    """Return the number of rows of `length` tokens in a slab of `slab_tokens`.
-
-    A slab of the default size fits in a processor's cache while it is made.
-    """
+    """Return the number of rows of `length` tokens in a slab of `slab_tokens`. A slab of the default size fits in a
+    processor's cache while it is made."""
     return max(1, slab_tokens // length)
 
 
@@ -188,6 +186,7 @@ class SampleText:
     """The text of a sample, and where it is in a source.
 
     Attributes:
+        name, languages, uri: name, languages and corpus URI of the source.
         epoch: number of the pass over the source, from 0.
         stretches: ranges of the block's tokens in the row: one range, or one for each of its segments or texts.
         tokens: the tokens of `stretches`, before masking and without special tokens.

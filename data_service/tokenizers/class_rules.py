@@ -74,7 +74,7 @@ _SPECIAL_NAMES: Mapping[Family, SpecialNames] = {
     "gemma": SpecialNames(cls="<bos>", sep="<eos>", pad="<pad>", mask="<mask>", unk="<unk>"),
     "gpt2": SpecialNames(cls="", sep="", pad="", mask="", unk="<|endoftext|>"),
 }
-LAYOUTS: Mapping[Family, TemplateLayout] = {
+LAYOUTS: Mapping[Family, TemplateLayout] = {  # where special tokens stand around a text
     **dict.fromkeys(("bert", "splinter", "funnel", "esm", "deberta", "deberta-v2"), "bert"),
     **dict.fromkeys(("albert", "fnet", "big_bird", "rembert"), "bert"),
     "xlnet": "xlnet",
@@ -166,6 +166,7 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
 
 
 def _byte_decoder(*, strip: bool) -> decoders.Decoder:
+    """Return the decoder of Llama and Gemma. `strip`: whether it removes the space before the text."""
     last = [decoders.Strip(content=" ", left=1)] if strip else []
     return decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *last])
 
@@ -205,8 +206,7 @@ def _decomposing_normalizer(
 
 
 def _composing_normalizer(*, lower: bool) -> normalizers.Normalizer:
-    """Return the normalizer of DeBERTa and BARThez: white space is collapsed to one space and stripped at the end, and
-    text is composed (NFC)."""
+    """Return the normalizer of DeBERTa and BARThez: it collapses white space, strips it at the end, and applies NFC."""
     steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lower else []
     spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
     return normalizers.Sequence([*steps, spaces, normalizers.NFC(), normalizers.Strip(left=False, right=True)])

@@ -130,7 +130,7 @@ def vocabulary_file(files: Mapping[str, bytes], name: str, where: str) -> dict[s
 
 
 def described_tokens(described: Mapping[str, object], where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield (id, token) of `added_tokens_decoder`. Raises TokenizerError: an id or a token is invalid."""
+    """Yield (id, token) of the setting `added_tokens_decoder`. Raises TokenizerError: an id or a token is invalid."""
     place = f"{where}: {CONFIG_FILE}: added_tokens_decoder"
     for key, token in described.items():
         number = _check_id(int(key) if key.isdecimal() and len(key) < _MAX_ID_DIGITS else key, f"{place}: the id")
@@ -167,7 +167,7 @@ MAX_IDS = 1 << 22  # largest vocabulary size, to bound arrays; published vocabul
 _MAX_ID_DIGITS = 10  # a number with so many digits or more is not parsed as an id
 MAX_WORD_CHARACTERS = 1000  # longest word of WordPiece, which takes cubic time; BERT's limit is 100
 MAX_GROWTH_FACTOR = 4096  # largest factor by which all rules together may lengthen a text
-_UNCHANGED_ERRORS = (KeyboardInterrupt, SystemExit, TokenizerError)
+_UNCHANGED_ERRORS = (KeyboardInterrupt, SystemExit, TokenizerError)  # `library_errors` lets them pass
 
 
 def parse_definition(definition: str, where: str) -> dict[str, Any]:

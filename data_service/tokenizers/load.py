@@ -53,7 +53,7 @@ PROBE_TEXTS = (
 _PROBED_PIECES = 256  # about how many vocabulary pieces are compared besides `PROBE_TEXTS`
 # Every pickle since protocol 2 begins with this byte; UTF-8 text and SentencePiece models never do.
 _PICKLE_STARTS = b"\x80"
-# For tokenizers of decoders: the setting that names the stand-in for `cls` and `sep`, and the tokens to append.
+# For tokenizers of decoders, by role: the setting whose token also takes the role; the token to append for the role.
 _ENCLOSING_ROLE_KEYS = {"cls": "bos_token", "sep": "eos_token"}
 _APPENDED_TOKENS = {"unk": "[UNK]", "pad": "[PAD]", "mask": "[MASK]"}
 

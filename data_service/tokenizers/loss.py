@@ -32,6 +32,7 @@ KINDS: tuple[LossKind, ...] = get_args(LossKind)
 HARMLESS_KINDS: frozenset[LossKind] = frozenset({"case", "bytes"})
 """Kinds that never cause an error or warning: lost case is intended, and byte-by-byte spelling loses nothing."""
 
+# If more than these shares of a text's characters are lost in one kind: a warning; an error.
 WARNED_LOSS_SHARE, REFUSED_LOSS_SHARE = 0.01, 0.2
 SHOWN_EXAMPLES = 5  # examples per kind that messages and reports show
 _MAX_KEPT_EXAMPLES = 64  # examples of each kind that a `TextLoss` stores
@@ -70,7 +71,7 @@ class TextLoss(BaseModel):
 
     @classmethod
     def sum_of(cls, parts: Iterable[Self]) -> Self:
-        """Return the sum over several texts."""
+        """Return the loss of several texts together; `parts`: the loss of each."""
         characters, lost = 0, Counter[LossKind]()
         examples: dict[LossKind, Counter[str]] = {}
         for part in parts:
@@ -140,6 +141,7 @@ class LossMeter:
                 counts[: len(more)] += more
 
     def _add_tokens(self, text: str, tokens: "PlacedTokens") -> None:
+        """Count the text of unknown tokens, and the characters that are spelt byte by byte."""
         if not tokens.by_word:
             self._count_lost_texts(*_lost_texts(self._tokenizer, text, tokens))
             return
@@ -253,8 +255,7 @@ def _without_marks(text: str) -> str:
 
 def _has_own_token(tokenizer: "Tokenizer", character: str) -> bool:
     """Return whether some token covers a character that stands between two letters. If the character combines with the
-    letter before it, the token must cover that letter.
-    """
+    letter before it, the token must cover that letter."""
     text = f"a{character}a"
     tokens = tokenizer.encode_placed([text])[0]
     place = 1 if unicodedata.is_normalized("NFC", text) else 0
@@ -264,8 +265,7 @@ def _has_own_token(tokenizer: "Tokenizer", character: str) -> bool:
 @lru_cache(maxsize=4)
 def _byte_piece_mask(tokenizer: "Tokenizer") -> NDArray[np.bool_] | None:
     """Return [vocab_size] bool: which pieces stand for one byte, such as "<0x0A>"; None for byte-level BPE, where every
-    piece stands for bytes.
-    """
+    piece stands for bytes."""
     if tokenizer.kind == "byte_bpe":
         return None
     return np.array([len(piece) == 6 and piece.startswith("<0x") for piece in tokenizer.pieces])

@@ -21,7 +21,7 @@ _MIN_COUNT_DIVISOR = 8  # the floor is lowered by this factor
 _LOW_32_BITS = (1 << 32) - 1
 
 _SymbolIndices = NDArray[np.int64]
-_NO_PLACES: _SymbolIndices = np.zeros(0, np.int64)
+_NO_PLACES: _SymbolIndices = np.zeros(0, np.int64)  # replaces the positions of a merged pair, to free them
 
 
 def learn_merges(
@@ -68,7 +68,7 @@ class _MergeLearner:
         self._ids = {piece: index for index, piece in enumerate(pieces)}
         self.merges: dict[tuple[int, int], None] = {}
         self._counts: dict[int, int] = {}  # occurrences of each tracked pair
-        self._places: list[_SymbolIndices] = []
+        self._places: list[_SymbolIndices] = []  # positions of each queued pair's first symbol
         self._queue: list[tuple[int, int, int]] = []  # -count, pair, index in _places
 
     def frequent_pairs(self, floor: int) -> Iterator[tuple[int, int, _SymbolIndices]]:
@@ -128,6 +128,7 @@ class _MergeLearner:
         removed: Iterator[tuple[int, int, _SymbolIndices]],
         floor: int,
     ) -> None:
+        """Change pair counts after a merge. Pairs with `floor` occurrences are queued, rarer new ones dropped."""
         new = [pair for pair, _, _ in added if pair not in self._counts]
         for pair, count, _ in added:
             self._counts[pair] = self._counts.get(pair, 0) + count
@@ -164,6 +165,7 @@ class _MergeLearner:
 
 
 def _pair_keys(left: NDArray[np.int32] | int, right: NDArray[np.int32] | int) -> NDArray[np.int64]:
+    """Return each pair of symbols as one integer, with the left symbol in the upper 32 bits."""
     return np.asarray(left, np.int64) << 32 | np.asarray(right, np.int64)
 
 

@@ -2,8 +2,8 @@
 BPE, splintr for WordPiece and Unigram.
 
 Their results are checked against the reference. The first texts are encoded with both; after a difference the library
-is not used any more. Each new character is tried with both before a text that has it, since the libraries' versions of
-Unicode differ; texts with a character that differs are encoded by the reference. The libraries return ids without
+is not used any more. Each character is tried with both before the first text that has it, since the libraries' versions
+of Unicode differ; texts with a character that differs are encoded by the reference. The libraries return ids without
 character offsets. These are computed from the bytes of the pieces, or from words, which are counted in the text and in
 the tokens. If the counts differ, the reference encodes the text.
 """
@@ -105,8 +105,7 @@ def _quick_encoder(tokenizer: Tokenizer) -> "_QuickEncoder":
 
 def _same_tokens(defined: PlacedTokens, quick: PlacedTokens) -> bool:
     """Return whether ids and character ranges are equal. If `quick` has ranges of words, tokens of `defined` must lie
-    between the previous and the next word.
-    """
+    between the previous and the next word."""
     if not quick.by_word or not np.array_equal(defined.ids, quick.ids):
         return defined.equals(quick)
     starts, ends = np.unique(quick.starts), np.append(0, np.unique(quick.ends))
@@ -184,6 +183,7 @@ class _QuickEncoder:
             self._classes.table[code] = self._class_from_contexts(defined[of_code]) if same else _DIFFERING
 
     def _class_from_contexts(self, contexts: Sequence[NDArray[Any]]) -> int:
+        """Return the class of a character from the ids of the texts that `_TRIAL_CONTEXTS` makes with it."""
         begins = self._pieces.begins
         if begins is None:
             return _LETTER
@@ -200,8 +200,8 @@ class _PieceRules(NamedTuple):
 
     `widths`: [vocab_size], bytes of each piece (byte-level BPE only). `begins`: [vocab_size], whether a piece begins a
     word (other kinds). `added`: [vocab_size], whether a piece is an added token, which gets no range. `unknown`: id of
-    the unknown token. `spaces`: whether pieces mark words by a space; then, and for unknown tokens, the reference's
-    ranges are too early after removed characters. `form`: Unicode normalization form (byte-level BPE).
+    the unknown token. `spaces`: whether pieces mark words by a space. With such pieces or unknown tokens, the
+    reference's ranges begin too early after removed characters. `form`: Unicode normalization form (byte-level BPE).
     """
 
     widths: NDArray[np.int64] | None
@@ -307,7 +307,7 @@ def _open_splintr(definition: str) -> Callable[[str], _Ids]:
     return lambda text: np.frombuffer(library.encode_flat(text), dtype="<u4")
 
 
-OPENERS: dict[str, Callable[[str], Callable[[str], _Ids]]] = {
+OPENERS: dict[str, Callable[[str], Callable[[str], _Ids]]] = {  # by library: opens it for a tokenizer.json
     "fastokens": _open_fastokens,
     "splintr-rs": _open_splintr,
 }

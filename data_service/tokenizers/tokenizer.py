@@ -22,7 +22,7 @@ from data_service.tokenizers.specials import END_OF_DOCUMENT_TOKEN, SpecialIds, 
 from data_service.tokenizers.words import RULES_VERSION, word_start_table
 from data_service.types import Tokens
 
-_ENCODING_FAILURE = "it cannot encode a text"
+_ENCODING_FAILURE = "it cannot encode a text"  # what an error of the library while encoding means
 _UNUSED_CHARACTER = "\U0010fffe"  # noncharacter code point that no vocabulary contains
 
 Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe", "wordlevel"]
@@ -184,8 +184,7 @@ class Tokenizer:
     @property
     def text_definition(self) -> str:
         """A `tokenizer.json` for libraries that can encode special tokens in a text as plain text: in it, only `cls`,
-        `sep`, `pad`, `mask` and `<eod>` are special.
-        """
+        `sep`, `pad`, `mask` and `<eod>` are special."""
         return str(self._encoder.to_str())
 
     def normalize(self, text: str) -> str:

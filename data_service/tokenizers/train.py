@@ -235,8 +235,7 @@ def _bert_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
 
 def _wordpiece_alphabet(counts: WordCounts, limit: int, normalizer: normalizers.Normalizer) -> list[str]:
     """Return the alphabet: the `limit` most frequent characters in code point order; then, prefixed with "##", those
-    that can occur inside a word.
-    """
+    that can occur inside a word."""
     codes = word_code_points(counts.words)
     totals = np.zeros(sys.maxunicode + 1, np.int64)
     np.add.at(totals, codes, np.repeat(counts.counts, [len(word) + 1 for word in counts.words]))
@@ -306,8 +305,7 @@ def train_sentencepiece(
 
 def _sentencepiece_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
     """Return a normalizer that applies NFKC, replaces white space by spaces, and folds case and marks as the options
-    say. Joiners, as in Persian or Sinhala words, are kept.
-    """
+    say. Joiners, as in Persian or Sinhala words, are kept."""
     steps: list[normalizers.Normalizer] = [normalizers.NFKC()]
     if options.strip_marks:
         steps = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.NFC()]

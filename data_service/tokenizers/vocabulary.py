@@ -93,6 +93,7 @@ def _is_single_piece(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def _add_pieces(old: Tokenizer, definition: Definition, added: Sequence[str]) -> Tokenizer:
+    """Return `old`, whose tokenizer.json is `definition` (changed in place), with the pieces `added`."""
     model: dict[str, Any] = definition["model"]
     files = {name: content for name, content in old.save_files().items() if name not in SENTENCEPIECE_FILES}
     if old.kind == "unigram":
@@ -147,7 +148,7 @@ def _check_terms_are_pieces(extended: Tokenizer, words: dict[str, dict[str, str]
             )
 
 
-_BYTE_LEVEL = decoders.ByteLevel()
+_BYTE_LEVEL = decoders.ByteLevel()  # turns pieces of byte-level BPE back into text
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,7 @@ def find_piece_origins(old: Tokenizer, new: Tokenizer) -> PieceOrigins:
 
 
 def _word_marking(tokenizer: Tokenizer) -> str:
+    """Return a name for how pieces mark where words begin; equal names stand for the same way."""
     return "sentencepiece" if tokenizer.kind in ("unigram", "bpe") else tokenizer.kind
 
 

@@ -39,6 +39,7 @@ def encode_in_windows(
 
 
 def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tuple[PlacedTokens, int]:
+    """Return the tokens of a text longer than a window, and the number of cuts that may have changed tokens."""
     overlap = min(OVERLAP_CHARACTERS, window // 2)
 
     def encode_range(start: int, stop: int) -> PlacedTokens:
@@ -64,8 +65,7 @@ def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tu
 
 def _find_joint(left: PlacedTokens, right: PlacedTokens, middle: int, overlap: int) -> tuple[int, int] | None:
     """Return the index in each of two overlapping windows of the token nearest to character `middle` around which both
-    have the same tokens; None if there is none. Tokens at the windows' edges may be cut, so they are not compared.
-    """
+    have the same tokens; None if there is none. Tokens at the windows' edges may be cut, so they are not compared."""
     low, high = np.searchsorted(left.starts, [middle - overlap, middle + overlap])
     near = left.starts[low:high]
     for place in near[np.argsort(np.abs(near - middle), kind="stable")]:

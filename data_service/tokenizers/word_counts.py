@@ -92,7 +92,7 @@ def count_words(
 
 
 class _SpillingCounter:
-    """Counts words, and spills the counts to files in `folder`. `number`: number of the process, names its files."""
+    """Counts words, and spills the counts to files in `folder`. `number`: the process's number, names its files."""
 
     def __init__(self, splitter: WordSplitter, folder: Path, number: int) -> None:
         self._splitter, self._folder, self._number = splitter, folder, number
@@ -150,6 +150,7 @@ def _merge_spilled(folder: Path, level: int = 1) -> Iterator[Counter[str]]:
 
 
 def _most_frequent(parts: Iterable[Counter[str]], limit: int) -> WordCounts:
+    """Return the most frequent words that fit into `limit` bytes. `parts`: counts of all words, each word once."""
     kept: list[tuple[int, str]] = []
     occurrences = size = least = 0
     for counts in parts:
@@ -232,6 +233,7 @@ def _counting_process(splitter: Callable[[], WordSplitter], folder: Path, number
 
 
 def _serve_counts(pipe: Connection, splitter: Callable[[], WordSplitter], folder: Path, number: int) -> None:
+    """Run a counting process: count the texts that come through `pipe` until None comes, and write the counts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C must not end this process before its parent
     table = _SpillingCounter(splitter(), folder, number)
     try:

@@ -14,10 +14,10 @@ from tokenizers import normalizers, pre_tokenizers
 RUN_CHARACTERS = 1000  # longer words are cut; the trainers' time is quadratic in a word's length
 _SKIPPED_CHARACTER = "\u2585"  # block element; SentencePiece silently skips lines that contain it
 _WINDOW_CHARACTERS = 1 << 20  # about how many characters are split at a time
-_RUN_OR_SPACES = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
+_RUN_OR_SPACES = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")  # parts of a text with long words cut
 # White space without \x1c to \x1f, which are white space only for Python.
 _WHITE_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_SPACE_BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE_SPACE}\x1c-\x1f])")
+_SPACE_BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE_SPACE}\x1c-\x1f])")  # where a text may be cut into windows
 
 
 class WordSplitter(Protocol):
@@ -59,8 +59,8 @@ class _ClassCache(dict[int, str]):
 
 class ByteBpeSplitter:
     """Splits text like GPT-2's regular expression; a word includes the space before it. Pieces have an added space
-    before each line end and lack their leading space; but the first piece of a text without leading space gets one.
-    """
+    before each line end, and lack the space before their first word. A piece that begins with a space is the beginning
+    of a text, without a space before its first word."""
 
     _SPLIT = re.compile(rf" (?=\n?[^{_WHITE_SPACE}])").split
     _WORDS = re.compile(
@@ -87,7 +87,7 @@ class ByteBpeSplitter:
         if character.isascii():
             return character
         alike = (kind for kind in "A0!" if len(self._split(kind + character)) == 1)
-        return next(alike, "\t")
+        return next(alike, "\t")  # a letter, a digit or another character, else white space
 
 
 class BertSplitter:
@@ -116,7 +116,7 @@ class BertSplitter:
         return [text[word.start() : word.end()] for word in found]
 
     def _classify(self, character: str) -> str:
-        return "?a !"[len(self._split(f"a{character}a"))]
+        return "?a !"[len(self._split(f"a{character}a"))]  # 1 word: a letter; 2: white space; 3: punctuation
 
 
 class SentencePieceSplitter:

@@ -22,7 +22,7 @@ RULES_VERSION = 2  # current version of the rules; version 1 treats all scripts 
 
 SPACE_MARK = "\u2581"  # SentencePiece's character for a space before a word
 CONTINUATION_PREFIX = "##"  # prefix of WordPiece pieces inside a word
-_PUNCTUATION = frozenset(string.punctuation) - {"'"}
+_PUNCTUATION = frozenset(string.punctuation) - {"'"}  # each begins a word in SentencePiece
 _LATIN_OR_PUNCTUATION = frozenset(string.ascii_letters + string.digits + string.punctuation)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's piece for a single byte
 
@@ -85,6 +85,7 @@ def word_start_table(
 
 
 def _starts_word_byte_bpe(piece: str, unspaced: bool) -> bool:
+    """`unspaced`: whether letters of scripts without spaces begin words (from version 2 of the rules on)."""
     first = bytes(BYTES_BY_LETTER.get(character, 0) for character in piece[:4])
     return piece.startswith(_BYTE_WHITESPACE) or (unspaced and _begins_unspaced(first))
 

@@ -92,12 +92,12 @@ class AlbertConfig(WithGenerator):
         return (ModelType("albert", "AlbertModel", lambda fields: cls(**CONFIG_JSON.read_settings(fields))),)
 
 
-_LAYER = (
+_LAYER = (  # transformers' names of a layer's modules, in the order that `layer_pairs` expects
     *("attention.query", "attention.key", "attention.value", "attention.dense", "attention.LayerNorm"),
     *("ffn", "ffn_output", "full_layer_layer_norm"),
 )
 
-_PAIRS = (
+_PAIRS = (  # names of the parameters of the encoder and of its masked-language-model head
     *embedding_pairs("albert.embeddings", token_types=True),
     *weight_and_bias("encoder.projection", "albert.encoder.embedding_hidden_mapping_in"),
     *layer_pairs("albert.encoder.albert_layer_groups.{layer}.albert_layers.0", _LAYER),
@@ -112,8 +112,9 @@ _PAIR_HEAD = (
 )
 
 _TIED = ("predictions.decoder.weight", "predictions.decoder.bias")
-_BUFFERS = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
+_BUFFERS = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")  # constants in files
 
+# The parameters of AlbertForMaskedLM, and of AlbertForPreTraining, which also has a pair head.
 MASKED_LM = KeyTable(_PAIRS, tied=_TIED, unused=(*_BUFFERS, *(pair.theirs for pair in _PAIR_HEAD)))
 PRETRAINING = KeyTable((*_PAIRS, *_PAIR_HEAD), tied=_TIED, unused=_BUFFERS)
 

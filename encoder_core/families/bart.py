@@ -89,7 +89,7 @@ class BartConfig(EncoderConfig):
         return (ModelType("bart", "BartModel", from_json),)
 
 
-_ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+_ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}  # transformers' by ours
 
 
 def _stack_pairs(our_prefix: str, their_prefix: str, attention_names: dict[str, str]) -> tuple[NamePair, ...]:
@@ -113,7 +113,7 @@ def _stack_pairs(our_prefix: str, their_prefix: str, attention_names: dict[str, 
     return (position, *(pair for names in modules for pair in weight_and_bias(*names)))
 
 
-TABLE = KeyTable(
+TABLE = KeyTable(  # BART's parameter names
     pairs=(
         NamePair("encoder.embeddings.word.weight", "model.shared.weight"),
         *_stack_pairs("encoder", "model.encoder", {"attention": "self_attn"}),
@@ -123,11 +123,12 @@ TABLE = KeyTable(
     zero=("final_logits_bias",),
 )
 
+# Transformers' fields for the decoder's shape, and our fields, which hold for encoder and decoder.
 _DECODER = {"decoder_layers": "layers", "decoder_attention_heads": "heads", "decoder_ffn_dim": "feed_forward"}
 
 EPSILON = 1e-5  # epsilon of every LayerNorm; transformers' configuration has no field for it
 
-_PUBLISHED = "use weights of BART's published architecture (mBART and Pegasus differ from it)"
+_PUBLISHED_REMEDY = "use weights of BART's published architecture (mBART and Pegasus differ from it)"
 CONFIG_JSON = ConfigJson(
     "bart",
     {
@@ -143,9 +144,9 @@ CONFIG_JSON = ConfigJson(
         "initializer_range": ("init_std", 0.02),
         "activation": ("activation_function", "gelu"),
     },
-    constants={**TIED_DECODER_CONSTANT, "scale_embedding": (False, _PUBLISHED)},
+    constants={**TIED_DECODER_CONSTANT, "scale_embedding": (False, _PUBLISHED_REMEDY)},
     # Only old files have these fields, which select another order of norms.
-    unwritten=dict.fromkeys(("normalize_before", "add_final_layer_norm"), (False, _PUBLISHED)),
+    unwritten=dict.fromkeys(("normalize_before", "add_final_layer_norm"), (False, _PUBLISHED_REMEDY)),
     defaults={"decoder_layers": 12, "decoder_attention_heads": 16, "decoder_ffn_dim": 4096},
 )
 

@@ -99,7 +99,7 @@ class BertConfig(WithGenerator):
         )
 
 
-_PAIRS = (
+_PAIRS = (  # names of the parameters of the encoder and of its masked-language-model head
     *embedding_pairs("bert.embeddings", token_types=True),
     *layer_pairs("bert.encoder.layer.{layer}"),
     *weight_and_bias("head.dense", "cls.predictions.transform.dense"),
@@ -113,8 +113,9 @@ _PAIR_HEAD = (
 )
 
 _TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
-_BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")  # constants in files
 
+# The parameters of BertForMaskedLM, and of BertForPreTraining, which also has a pair head.
 MASKED_LM = KeyTable(_PAIRS, tied=_TIED, unused=(*_BUFFERS, *(pair.theirs for pair in _PAIR_HEAD)))
 PRETRAINING = KeyTable((*_PAIRS, *_PAIR_HEAD), tied=_TIED, unused=_BUFFERS)
 
@@ -139,12 +140,12 @@ def to_json(config: BertConfig) -> dict[str, Any]:
     return CONFIG_JSON.to_fields(config)
 
 
-_DISTILLED_LAYER = (
+_DISTILLED_LAYER = (  # transformers' names of a DistilBERT layer's modules, in the order of `layer_pairs`
     *("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm"),
     *("ffn.lin1", "ffn.lin2", "output_layer_norm"),
 )
 
-DISTILBERT_TABLE = KeyTable(
+DISTILBERT_TABLE = KeyTable(  # DistilBERT's parameter names
     pairs=(
         *embedding_pairs("distilbert.embeddings"),
         *layer_pairs("distilbert.transformer.layer.{layer}", _DISTILLED_LAYER),

@@ -82,9 +82,7 @@ def hf_format_of(config: ModelConfig, heads: Heads = "mlm") -> HfFormat:
 
 
 def hf_equivalent(config: ModelConfig) -> ModelConfig:
-    """Return `config`, or for a NeoBERT, which transformers lacks, the configuration of a family that transformers has
-    and whose encoder is the same, with the same weights.
-    """
+    """Return `config`; for a NeoBERT, which transformers lacks, the EuroBERT of the same encoder and weights."""
     if not isinstance(config, NeoBertConfig):
         return config
     # EuroBERT has NeoBERT's layers: RMSNorms before each block, rotary positions on halves of heads, SwiGLU.
@@ -92,6 +90,7 @@ def hf_equivalent(config: ModelConfig) -> ModelConfig:
 
 
 def _hf_network(config: ModelConfig, heads: Heads) -> HfNetwork:
+    """Return transformers' format of the network. Raises ModelError: see `hf_format_of`."""
     if heads == "none":
         its = _hf_network(config, config.main_heads)
         table = its.table if config.has_decoder else its.table.without_heads()

@@ -292,8 +292,7 @@ class EncoderConfig(BaseModel, ABC):
     @property
     def width_settings(self) -> tuple[str, ...]:
         """The settings that are scaled like `hidden` between this model and its muP base. An embedding width that
-        differs from `hidden` is not scaled.
-        """
+        differs from `hidden` is not scaled."""
         scales = hasattr(self, "embedding") and self.embedding_width == self.hidden
         return ("heads", "feed_forward", "embedding") if scales else ("heads", "feed_forward")
 

@@ -8,7 +8,7 @@ from typing import Any
 from encoder_core.errors import ModelError
 from encoder_core.layers.sizes import Activation
 
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, Activation] = {  # our names of activations, by transformers' names
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -31,9 +31,9 @@ class ConfigJson:
 
     Attributes:
         model_type: name of the model type.
-        fields: fields of which only the name differs, and the activation.
+        fields: fields with the same value here and there, and `activation`, whose value is translated.
         constants: transformers' fields that must have one value, which we write: (value, remedy for other values).
-        unwritten: the same for fields that we do not write.
+        unwritten: like `constants`, but `to_fields` does not add them.
         defaults: transformers' defaults of further fields, and of constants whose default is not the value.
     """
 
@@ -102,7 +102,7 @@ def bert_fields(**defaults: Any) -> dict[str, tuple[str, Any]]:
 
 TABLE_SIZE_FIELDS = {"max_length": ("max_position_embeddings", 512), "token_types": ("type_vocab_size", 2)}
 """The fields for the sizes of the tables of positions and token types, in classes where they equal our settings."""
-ENCODER_FLAGS = dict.fromkeys(("is_decoder", "add_cross_attention"), (False, ONLY_ENCODERS))
+ENCODER_FLAGS = dict.fromkeys(("is_decoder", "add_cross_attention"), (False, ONLY_ENCODERS))  # must be false
 
 
 def activation_from_json(fields: Mapping[str, Any], key: str) -> Activation:

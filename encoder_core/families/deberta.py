@@ -100,7 +100,7 @@ class DebertaConfig(DisentangledConfig):
     def encoder_weight_count(self) -> int:
         positions = self.hidden * self.hidden + linear_weight_count(self.hidden, self.hidden) - self.hidden
         tables = 2 * self.max_length * self.hidden
-        return super().encoder_weight_count() + tables + self.layers * positions  # `positions` less the key's bias
+        return super().encoder_weight_count() + tables + self.layers * positions  # "- hidden": the key has no bias
 
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
@@ -251,6 +251,7 @@ def _encoder_pairs(config: Deberta) -> tuple[NamePair, ...]:
 
 
 def _fields(**defaults: Any) -> JsonFields:
+    """Return the fields of both versions. `defaults`: transformers' default values, by our names."""
     return {
         **bert_fields(layer_norm_eps=1e-7, **defaults),
         "max_length": ("max_position_embeddings", 512),
@@ -311,8 +312,7 @@ def to_json(config: Deberta) -> dict[str, Any]:
 
 
 def _published_fields(form: ConfigJson, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a config.json with transformers' defaults. Raises ModelError: the model is a variant that
-    was never published."""
+    """Return a config.json's fields with transformers' defaults. Raises ModelError: no such model was published."""
     fields = form.fill_defaults(fields)
     kinds = fields["pos_att_type"] or []
     kinds = set(kinds.split("|") if isinstance(kinds, str) else kinds)

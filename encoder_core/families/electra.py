@@ -35,7 +35,7 @@ class ElectraConfig(EncoderConfig):
     """The configuration of the discriminator. See `EncoderConfig`.
 
     Attributes:
-        embedding: width of the embeddings, which are projected in an encoder of another width.
+        embedding: width of the embeddings, which a Linear projects to `hidden` if that differs.
         token_types: number of segments that have embeddings.
         generator_divisor: factor by which the generator's width, heads and inner width are smaller than the
             discriminator's.
@@ -114,7 +114,7 @@ _DISCRIMINATOR_HEAD = (
     *weight_and_bias("head.score", "discriminator_predictions.dense_prediction"),
 )
 
-_BUFFERS = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
+_BUFFERS = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")  # constants in files
 
 CONFIG_JSON = ConfigJson(
     "electra",
@@ -144,9 +144,7 @@ def detection_table(config: ElectraConfig) -> KeyTable:
 
 
 def add_detection_head(encoder: KeyTable) -> KeyTable:
-    """Add the names of ELECTRA's detection head to those of another family's encoder, whose transformers class ignores
-    the head.
-    """
+    """Add ELECTRA's detection head to the table of another family's encoder, whose transformers class ignores it."""
     return replace(encoder, pairs=(*encoder.pairs, *_DISCRIMINATOR_HEAD))
 
 

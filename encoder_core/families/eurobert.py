@@ -138,8 +138,8 @@ def is_local_layer(layer: int) -> bool:
     return (layer + 1) % 3 != 0
 
 
-_THEIR_LAYER = "model.layers.{layer}"
-TABLE = KeyTable(
+_THEIR_LAYER = "model.layers.{layer}"  # prefix of transformers' names of a layer's parameters
+TABLE = KeyTable(  # names of the parameters of a EuroBERT or Llama with a separate decoder weight
     pairs=(
         NamePair("encoder.embeddings.word.weight", "model.embed_tokens.weight"),
         NamePair(f"{OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.input_layernorm.weight"),
@@ -159,15 +159,15 @@ TABLE = KeyTable(
 TIED_TABLE = KeyTable(pairs=TABLE.pairs[:-1], tied=("lm_head.weight",))
 """The parameter names of a EuroBERT whose decoder is tied to the embeddings."""
 
-_HEAD = tuple(
+_HEAD = tuple(  # UltraBERT's head
     NamePair(f"head.{ours}.weight", f"head.{theirs}.weight")
     for ours, theirs in (("dense", "linear1"), ("second", "linear2"), ("decoder", "decoder"))
 )
-_ALIASES = (("ultrabert.", "model."), ("cls.", "head.decoder."))  # prefixes in published files, in transformers' class
+_ALIASES = (("ultrabert.", "model."), ("cls.", "head.decoder."))  # (prefix in published files, in transformers)
 ULTRABERT = KeyTable(pairs=(*TABLE.pairs[:-1], *_HEAD), aliases=_ALIASES)
 ULTRABERT_TIED = KeyTable(pairs=ULTRABERT.pairs[:-1], tied=("head.decoder.weight",), aliases=_ALIASES)
 
-_NO_BIAS = (False, "use a model whose Linears have no biases")
+_NO_BIAS = (False, "use a model whose Linears have no biases")  # see `ConfigJson.constants`
 CONFIG_JSON = ConfigJson(
     "eurobert",
     {

@@ -18,8 +18,9 @@ head for permuted tokens, BART's decoder with its head, or no head (for BART: th
 
 ENCODER_PREFIX = "encoder."
 """Prefix of our names of an encoder's parameters; all other parameters belong to heads."""
-OUR_LAYER = "encoder.layers.{layer}"
+OUR_LAYER = "encoder.layers.{layer}"  # prefix of our names of a layer's parameters
 
+# By our name of a parameter, the ending of transformers' names of its copies (`KeyTable.tied`).
 _TIED_ENDINGS = {"encoder.embeddings.word.weight": ".weight", "head.decoder.bias": ".bias"}
 _LEGACY_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm in weights converted from TensorFlow
 
@@ -126,7 +127,7 @@ class KeyTable:
         return found
 
     def _expanded(self, layers: int) -> dict[str, tuple[str, TensorPart | None]]:
-        """Return by our names transformers' names and positions in the tensor, with `{layer}` filled in."""
+        """Return, by our name of each parameter of every layer, transformers' name and the part of the tensor."""
         return {
             pair.ours.format(layer=i): (pair.theirs.format(layer=i), pair.part)
             for pair in self.pairs
@@ -177,8 +178,7 @@ class KeyTable:
 
     def current_names(self, present: Iterable[str]) -> dict[str, str]:
         """Return stored names by current names: old spellings are replaced, and if a file has the encoder alone, its
-        names get the encoder's prefix.
-        """
+        names get the encoder's prefix."""
         stored = {self._without_alias(current_name(name)): name for name in present}
         encoder = [theirs for ours, theirs in self.their_names(0).items() if ours.startswith(ENCODER_PREFIX)]
         bare = {theirs.removeprefix(self._encoder_prefix) for theirs in encoder}
@@ -244,7 +244,7 @@ _LAYER = (
     *("feed_forward.up", "feed_forward.down", "feed_forward_norm"),
 )
 """Our names for the modules of a post-LayerNorm layer."""
-BERT_LAYER = (
+BERT_LAYER = (  # transformers' names for the same modules of a BERT layer
     *("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"),
     *("attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
 )

@@ -73,9 +73,9 @@ class ModernBertConfig(PreNormConfig):
         return (ModelType("modernbert", "ModernBertModel", from_json),)
 
 
-_THEIR_LAYER = "model.layers.{layer}"
+_THEIR_LAYER = "model.layers.{layer}"  # prefix of transformers' names of a layer's parameters
 
-TABLE = KeyTable(
+TABLE = KeyTable(  # ModernBERT's parameter names
     pairs=(
         NamePair("encoder.embeddings.word.weight", "model.embeddings.tok_embeddings.weight"),
         NamePair("encoder.embeddings.norm.weight", "model.embeddings.norm.weight"),
@@ -93,7 +93,7 @@ TABLE = KeyTable(
     tied=("decoder.weight",),
 )
 
-_BIASES = "use a model in which the decoder, and nothing else, has a bias"
+_BIASES_REMEDY = "use a model in which the decoder, and nothing else, has a bias"
 CONFIG_JSON = ConfigJson(
     "modernbert",
     {
@@ -113,8 +113,8 @@ CONFIG_JSON = ConfigJson(
     },
     constants={
         **TIED_DECODER_CONSTANT,
-        **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), (False, _BIASES)),
-        "decoder_bias": (True, _BIASES),
+        **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), (False, _BIASES_REMEDY)),
+        "decoder_bias": (True, _BIASES_REMEDY),
     },
     defaults={
         "classifier_activation": "gelu",
@@ -171,5 +171,6 @@ def _global_layer_period(fields: dict[str, Any]) -> int:
 
 
 def _rope_base(fields: dict[str, Any], kind: str, older_key: str) -> float:
+    """Return the base for this kind of layer, from `rope_parameters` or else from the field `older_key`."""
     parameters = (fields.get("rope_parameters") or {}).get(kind)
     return plain_rope_base(fields | {"rope_parameters": parameters}, older_key)

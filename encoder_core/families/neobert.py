@@ -64,7 +64,7 @@ class NeoBertConfig(PreNormConfig):
         return (ModelType("neobert", None, from_json),)
 
 
-_THEIRS = "model.transformer_encoder.{layer}"
+_THEIRS = "model.transformer_encoder.{layer}"  # prefix of a layer's parameters in the authors' code
 
 
 def key_table(config: NeoBertConfig) -> KeyTable:

@@ -59,7 +59,7 @@ class RobertaConfig(WithGenerator):
         return (ModelType("roberta", "RobertaModel", from_json),)
 
 
-TABLE = KeyTable(
+TABLE = KeyTable(  # RoBERTa's parameter names
     pairs=(
         *embedding_pairs("roberta.embeddings"),
         *layer_pairs("roberta.encoder.layer.{layer}"),

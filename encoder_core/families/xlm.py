@@ -78,13 +78,13 @@ class XlmConfig(WithGenerator):
         return (ModelType("xlm", "XLMModel", from_json),)
 
 
-_LAYER = (
+_LAYER = (  # transformers' names of a layer's modules, in the order that `layer_pairs` expects
     *("attentions.{layer}.q_lin", "attentions.{layer}.k_lin", "attentions.{layer}.v_lin"),
     *("attentions.{layer}.out_lin", "layer_norm1.{layer}"),
     *("ffns.{layer}.lin1", "ffns.{layer}.lin2", "layer_norm2.{layer}"),
 )
 _LANGUAGES = NamePair("encoder.embeddings.language.weight", "transformer.lang_embeddings.weight")
-_PAIRS = (
+_PAIRS = (  # names of all parameters but the language embeddings
     NamePair("encoder.embeddings.word.weight", "transformer.embeddings.weight"),
     NamePair("encoder.embeddings.position.weight", "transformer.position_embeddings.weight"),
     *weight_and_bias("encoder.embeddings.norm", "transformer.layer_norm_emb"),
@@ -162,6 +162,7 @@ _MAX_LANGUAGES = 100_000
 
 
 def _languages(fields: dict[str, Any]) -> tuple[str, ...]:
+    """Return the languages' names: all with embeddings; without embeddings, only the name of a single language."""
     count, names = fields["n_langs"], {number: name for name, number in (fields.get("lang2id") or {}).items()}
     if count > _MAX_LANGUAGES:
         raise unsupported_value_error("n_langs", fields, f"use a model of at most {_MAX_LANGUAGES:,} languages")

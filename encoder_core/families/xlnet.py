@@ -131,11 +131,11 @@ def _build_layer(config: XlnetConfig) -> "TwoStreamLayer":
     )
 
 
-ARCHITECTURE = "XLNetLMHeadModel"
+ARCHITECTURE = "XLNetLMHeadModel"  # transformers' class of encoder and head
 
-_THEIR_LAYER = "transformer.layer.{layer}"
+_THEIR_LAYER = "transformer.layer.{layer}"  # prefix of transformers' names of a layer's parameters
 
-_ATTENTION = {
+_ATTENTION = {  # transformers' names of attention's parameters, by ours
     "query.weight": "q",
     "key.weight": "k",
     "value.weight": "v",
@@ -149,7 +149,7 @@ _ATTENTION = {
     "norm.bias": "layer_norm.bias",
 }
 
-TABLE = KeyTable(
+TABLE = KeyTable(  # XLNet's parameter names
     pairs=(
         NamePair("encoder.embeddings.word.weight", "transformer.word_embedding.weight"),
         NamePair("encoder.mask.weight", "transformer.mask_emb"),

@@ -11,7 +11,8 @@ On a GPU the vocabulary is padded during the computation, because tensor cores n
 | `fused`   | CUDA with Triton, if a trial found it correct | reads logits once, overwrites them with gradients |
 | `written` | everywhere                                    | torch operations, on a copy of the logits in fp32 |
 
-`fused` is `encoder_core/kernels/softmax_loss.py`. Both kernels sample ids with torch operations.
+`fused` is `encoder_core/kernels/softmax_loss.py`, which a trial (`encoder_core/trials`) checks before training. Both
+kernels sample ids with torch operations.
 
 Shapes: M targets, c of them in a chunk, E width, V vocabulary.
 """
@@ -90,23 +91,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss_sum = torch.zeros((), dtype=wide, device=features.device)
         correct = torch.zeros((), dtype=torch.int64, device=features.device)
         sampled = torch.empty_like(ids)
-        own, owns_bias = len(weight), bias is not None
+        unpadded, owns_bias = len(weight), bias is not None
         weight, bias = pad_vocabulary(weight, bias)
         gradients = ChunkGradients(features, weight, bias, wide) if wants_gradient else None
         scores = _score_class(features)
         for chunk in logit_chunks(len(ids), weight.shape[0], weight.device):
             scored = scores(F.linear(features[chunk], weight, bias), ids[chunk])
-            own_c = None if weights is None else weights[chunk].to(wide)
-            loss_sum += (scored.losses_c if own_c is None else scored.losses_c * own_c).sum()
+            factors_c = None if weights is None else weights[chunk].to(wide)
+            loss_sum += (scored.losses_c if factors_c is None else scored.losses_c * factors_c).sum()
             correct += scored.correct_c.sum()
             if temperature is not None:
-                sampled[chunk] = _sample(scored.log_p_cV()[:, :own], draws[chunk], temperature)
+                sampled[chunk] = _sample(scored.log_p_cV()[:, :unpadded], draws[chunk], temperature)
             if gradients is not None:
-                d_cV, by_bias_V = scored.overwrite_with_gradient(biased=bias is not None and own_c is None)
-                gradients.add(chunk, d_cV if own_c is None else d_cV.mul_(own_c[:, None]), by_bias_V)
+                d_cV, by_bias_V = scored.overwrite_with_gradient(biased=bias is not None and factors_c is None)
+                gradients.add(chunk, d_cV if factors_c is None else d_cV.mul_(factors_c[:, None]), by_bias_V)
         if gradients is not None:
-            by_bias = gradients.bias[:own] if owns_bias and gradients.bias is not None else None
-            ctx.save_for_backward(gradients.features, gradients.weight[:own], by_bias)
+            by_bias = gradients.bias[:unpadded] if owns_bias and gradients.bias is not None else None
+            ctx.save_for_backward(gradients.features, gradients.weight[:unpadded], by_bias)
             ctx.dtypes = features.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(correct, sampled)
         return loss_sum, correct, sampled
@@ -225,15 +226,14 @@ def _invert_cumulative(weights: Tensor, draw_c1: Tensor) -> Tensor:
 
 class ChunkGradients:
     """Accumulates the gradients of features [M, E], weight [V, E] and bias [V] over chunks. The gradients of weight and
-    bias are in fp32 or wider.
-    """
+    bias are in fp32 or wider."""
 
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> None:
         self._inputs = features, weight
         self.features = torch.empty_like(features)
         # True: the first chunk overwrites uninitialised gradients, to save zeroing them; false: chunks add to zeros.
-        self._sums_up = bool(len(features)) and features.dtype == wide
-        self.weight = (torch.empty_like if self._sums_up else torch.zeros_like)(weight, dtype=wide)
+        self._overwrites_first = bool(len(features)) and features.dtype == wide
+        self.weight = (torch.empty_like if self._overwrites_first else torch.zeros_like)(weight, dtype=wide)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
 
     def add(
@@ -248,7 +248,7 @@ class ChunkGradients:
             self.bias += d_cV.sum(0) if by_bias_V is None else by_bias_V
         d_cV = d_cV.to(features.dtype)
         self.features[chunk] = d_cV @ weight
-        if self._sums_up:
+        if self._overwrites_first:
             self.weight.addmm_(d_cV.t(), features[chunk], beta=float(chunk.start > 0))
         else:
             self.weight += d_cV.t() @ features[chunk]

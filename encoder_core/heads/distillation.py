@@ -37,8 +37,7 @@ class LogitFactors(NamedTuple):
 
 class DistillationSums(NamedTuple):
     """Sums over tokens: the loss (fp32 or wider), and the number of tokens for which student and teachers predict the
-    same id (int64).
-    """
+    same id (int64)."""
 
     loss_sum: Float[Tensor, ""]
     agreeing: Int[Tensor, ""]

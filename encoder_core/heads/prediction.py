@@ -1,7 +1,7 @@
 """Heads that predict token ids: masked tokens (BERT, and DeBERTa's enhanced mask decoder), permuted tokens (XLNet), and
 spans from their boundaries (SpanBERT).
 
-Shapes: T tokens, M or B targets, H hidden, E embedding width, P position width, V vocabulary.
+Shapes: T tokens, M targets (B for spans), H hidden, E embedding width, P position width, V vocabulary.
 """
 
 import torch
@@ -25,7 +25,7 @@ class MaskedLanguageModelHead(nn.Module):
 
     Args:
         bare: whether the head is only the decoder, as in decoder-only models, XLM and XLNet.
-        inner: width between two Linears with activations, which replace Linear and LayerNorm (UltraBERT); None: no.
+        inner: width between two Linears with activations, in place of Linear and LayerNorm (UltraBERT); None: no.
         tied: whether the decoder's weight is the word embeddings.
         bias: whether Linear and LayerNorm have biases.
     """
@@ -100,9 +100,9 @@ class EnhancedMaskDecoder(nn.Module):
     """The encoder's last layer, applied twice to queries with absolute positions.
 
     The first query is the state before the last layer plus an embedding of the absolute position; the second query is
-    the result of the first. Keys and values are both times the states before the last layer. The ordinary output of
-    the last layer is not needed, and only targets are queries. So the layer runs twice over 15 % of the tokens, instead
-    of three times over all.
+    the result of the first. In both passes, keys and values come from the states before the last layer. The
+    ordinary output of the last layer is not needed, and only targets are queries. So the layer runs twice over 15 % of
+    the tokens, instead of three times over all.
     """
 
     def __init__(self, positions: int, hidden: int) -> None:

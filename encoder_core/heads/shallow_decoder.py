@@ -28,7 +28,7 @@ from encoder_core.random_draws import draw_key
 
 
 class ShallowDecoder(nn.Module):
-    """One layer of attention and feed-forward; see the module.
+    """RetroMAE's decoder: one layer of attention and feed-forward; see the module docstring.
 
     Args:
         positions: number of tokens in the longest row.
@@ -92,7 +92,7 @@ class ShallowDecoder(nn.Module):
         return normed_sum(self.feed_forward_norm, y_TH, self.feed_forward(y_TH), drop, keys_T, drop.next_draw())
 
     def _attended_values(self, query_TH: Tensor, key_TH: Tensor, rows: Rows, visible_TL: Tensor) -> Tensor:
-        """Apply attention. Padding queries see the row's vector, so that their results are finite."""
+        """Apply attention to padded rows. Queries that are padding see the row's vector, so that results are finite."""
         q_TH, k_TH, v_TH = self.query(query_TH), self.key(key_TH), self.value(key_TH)
         q_RNLD, k_RNLD, v_RNLD = (
             rows.pad(x_TH.unflatten(-1, (-1, self.width))).transpose(1, 2) for x_TH in (q_TH, k_TH, v_TH)

@@ -1,8 +1,8 @@
 """The fused attention's backward kernels: `queries_kernel` and `keys_kernel`. Both recompute scores and dropout.
 
-With P the probabilities before dropout and dP their gradients: dS = P * (dP - delta) * scale, where delta is the sum
-of a query's context times its gradient (Dao et al., 2022, appendix B.4). Every sum has a fixed order, so results have
-the same bits each time.
+With P the probabilities before dropout and dP their gradients, the unscaled scores have the gradients dS = P * (dP -
+delta) * scale, where delta is the sum of a query's context times its gradient (Dao et al., 2022, appendix B.4). Every
+sum has a fixed order, so results have the same bits each time. Names and arguments: `operands.py` and `tile.py`.
 
 Each pair of tiles uses a band of table rows (`tile.py`), and the bands of neighbouring pairs overlap by half. Gradients
 for a half band are held back until both pairs that use it are computed. So a half band costs only one product for the
@@ -125,7 +125,7 @@ def gradients_through_b(x, tile: tl.constexpr, sums, head, sign, k, turned, wait
 
 @triton.jit
 def gradients_through_c(x, tile: tl.constexpr, sums, head, sign, turned, q_first, k_first):
-    """Add the gradients of both half bands to table C's. `turned`: as in `gradients_through_a`."""
+    """Add the two tiles' gradients to those of table C, for both half bands. `turned`: as in `gradients_through_a`."""
     upper = in_upper_half(tile, sign, k_first, False)
     for half in tl.static_range(2):
         at = table_sum_rows(tile, sums, sign, q_first, k_first, half)
@@ -219,8 +219,7 @@ def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sum
 @triton.jit
 def row_and_tile(task, tiles):
     """Return the row and the tile of task number `task`. Each row's tiles are rotated by the row's number, so that no
-    program gets the costliest tile of every row (tiles of causal rows differ in work).
-    """
+    program gets the costliest tile of every row (tiles of causal rows differ in work)."""
     row = task // tiles
     return row, (task + row) % tiles
 

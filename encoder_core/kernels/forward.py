@@ -1,7 +1,7 @@
 """The fused attention's forward kernel: online softmax (Dao et al., 2022, section 3.1) over tiles of keys.
 
 A program has one tile of queries of one row and head. It stores the context and, for each query, the log2 of the sum
-of its exponentials.
+of its exponentials. Names and arguments: `operands.py` and `tile.py`.
 """
 
 import triton
@@ -36,9 +36,8 @@ def keys_in_reach(x, tile: tl.constexpr, length, q_first):
 
 @triton.jit
 def forward_kernel(x, context, log_sums, tiles, tile: tl.constexpr):
-    """Compute context [M, N, D] and log_sums [M, N]; a query that sees no key gets 0 and infinity. The grid is
-    (R * tiles, N).
-    """
+    """Compute context [M, N, D] and log_sums [M, N]; a query that sees no key gets 0 and infinity. `tiles`:
+    number of tiles of queries in the longest row. The grid is (R * tiles, N)."""
     row, head = tl.program_id(0) // tiles, tl.program_id(1)
     q_first = tl.program_id(0) % tiles * tile.size
     start, length = row_bounds(x, row)

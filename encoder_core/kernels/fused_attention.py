@@ -91,22 +91,22 @@ def fused_attention(
 
 
 class _FusedAttention(torch.autograd.Function):
-    """The autograd function of `fused_attention`."""
+    """The autograd function of `fused_attention`: (tensors of `_TENSORS`, layout, tilings) -> context."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *given, layout, cuts = arguments
+        *given, layout, used_tilings = arguments
         tensors = [None if x is None else x.contiguous() for x in given]
         x = _kernel_inputs(tensors, layout)
         context = torch.empty_like(x.q)  # programs write every query's context
         log_sums = _empty_per_query(x)
         if x.rows and layout.longest:
-            tiles = -(-layout.longest // cuts.forward.size)
+            tiles = -(-layout.longest // used_tilings.forward.size)
             forward_kernel[(x.rows * tiles, x.heads)](
-                x, context, log_sums, tiles, make_tile(x, cuts.forward.size), **cuts.forward.options
+                x, context, log_sums, tiles, make_tile(x, used_tilings.forward.size), **used_tilings.forward.options
             )
         ctx.save_for_backward(*tensors, context, log_sums)
-        ctx.layout, ctx.cuts = layout, cuts
+        ctx.layout, ctx.used_tilings = layout, used_tilings
         return context
 
     @staticmethod
@@ -119,8 +119,8 @@ class _FusedAttention(torch.autograd.Function):
         # Uninitialised, because every token is in a row, and the row's programs write its gradients.
         by = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
         given = (x, grad.contiguous(), log_sums, _empty_per_query(x))
-        _run_query_kernel(given, context, by, layout, ctx.cuts.queries)
-        _run_key_kernel(given, by, layout, ctx.cuts.keys)
+        _run_query_kernel(given, context, by, layout, ctx.used_tilings.queries)
+        _run_key_kernel(given, by, layout, ctx.used_tilings.keys)
         return *by, None, None
 
 
@@ -139,7 +139,7 @@ def _run_query_kernel(
     layout: AttentionLayout,
     tiling: Tiling,
 ) -> None:
-    """Write the deltas, and into `gradients` the gradients of queries, r, segment scores, and tables A and C."""
+    """Write the deltas, and in `gradients` (ordered as `_TENSORS`) those of q, r, segment scores, tables A and C."""
     x, grad, log_sums, deltas = inputs
     tiles = -(-layout.longest // tiling.size)
     sums, programs = _sums_and_programs(x, (x.table_a, None, x.table_c), layout, tiles, tiling.size)
@@ -153,7 +153,7 @@ def _run_query_kernel(
 def _run_key_kernel(
     inputs: BackwardInputs, gradients: list[Tensor | None], layout: AttentionLayout, tiling: Tiling
 ) -> None:
-    """Write the gradients of keys, values and table B into `gradients`."""
+    """Write the gradients of keys, values and table B into `gradients` (ordered as `_TENSORS`)."""
     x = inputs[0]
     longest = layout.longest if layout.longest_k is None else layout.longest_k
     tiles = -(-longest // tiling.size) - (-x.carried // tiling.size)
@@ -193,6 +193,7 @@ def _empty_per_query(x: KernelInputs) -> Tensor:
 
 
 def _kernel_inputs(tensors: list[Tensor | None], layout: AttentionLayout) -> KernelInputs:
+    """Return the kernels' inputs. `tensors`: those of `_TENSORS`, in this order; None for absent ones."""
     named = dict(zip(_TENSORS, tensors, strict=True))
     q = named["q"]
     assert q is not None

@@ -3,6 +3,7 @@
     score(i, j) = scale * (q_i . k_j  +  r_i . A[e]  +  k_j . B[e]  +  c[e]  +  g_i[s]),
     e = sign * (position of query i - position of key j) + center,    s = 1 if i and j are in different segments
 
+A, B, c and g are `table_a`, `table_b`, `table_c` and `segment_scores` of `KernelInputs`.
 Every family leaves most terms out (`None`), and kernels are compiled without them. Tables have one row for each
 distance, even if the model's distances share buckets: a tile of queries and a tile of keys, whose distances are
 consecutive, use consecutive rows.
@@ -39,7 +40,7 @@ class KernelInputs(NamedTuple):
         heads, rows: N, R.
         carried: number of memory keys before each row's first token, at positions -carried to -1.
         center: index of distance 0 in the tables.
-        distances: E.
+        distances: E, number of rows of the tables.
         window: number of tokens that a query sees on each side; None: its whole row.
         causal: 1 if queries see no later keys (then no row is reversed); None if they do.
         scale: factor of the scores.
@@ -81,7 +82,7 @@ class Tile(NamedTuple):
 
     Attributes:
         size: S, number of queries, and of keys, in a tile.
-        width: D.
+        width: D, head width.
         padded: D rounded up to a power of two, at least 16.
         sums: dtype of sums: fp32, or fp64 for fp64 inputs.
         quads: whether the dropout column of a tile's first key is a multiple of 4, so that a hash serves four keys.

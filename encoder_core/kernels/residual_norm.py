@@ -39,8 +39,7 @@ class NormParameters(NamedTuple):
 @triton.jit
 def kept_scale(threshold, sums: tl.constexpr):
     """Return the factor by which dropout scales kept elements. It is computed here, because Triton would take a float
-    argument as fp32, too inexact for fp64 inputs.
-    """
+    argument as fp32, too inexact for fp64 inputs."""
     numbers = tl.full([], 65536.0, sums)
     return numbers / (numbers - threshold)
 
@@ -58,7 +57,7 @@ def dropout_keep_mask(draws, row, threshold, padded: tl.constexpr):
     return (bits.to(tl.int32) ^ 0x8000) >= threshold
 
 
-# Arguments that differ between batches are not specialised, so that the trial before a run compiles the run's kernels.
+# Not specialised on arguments that vary by batch, so that the kernel trial before training compiles all that it needs.
 @triton.jit(do_not_specialize=["threshold"])
 def forward_kernel(
     x, residual, weight, bias, draws, total, normed, mean, inverse_deviation, threshold,
@@ -96,7 +95,8 @@ def backward_kernel(
     by_total, by_normed, total, weight, draws, mean, inverse_deviation, dresidual, dx, dweight, dbias, rows, each,
     threshold, centered: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, sums: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of `each` tokens, and their sums for weight and bias. Grid (programs,)."""
+    """Compute the gradients of a program's `each` tokens, and their sums for weight and bias, from the gradients of the
+    outputs, `by_total` (None: unused) and `by_normed`. Grid (programs,)."""
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, padded)
     here = column < width
@@ -158,24 +158,24 @@ class _ResidualNorm(torch.autograd.Function):
         centered: bool,
     ) -> tuple[Tensor, Tensor]:
         x, residual = x.contiguous(), residual.contiguous()
-        total, normed, cut = torch.empty_like(x), torch.empty_like(x), _launch_options(x)
+        total, normed, launch_options = torch.empty_like(x), torch.empty_like(x), _launch_options(x)
         scale = x.new_empty(len(x), dtype=_sum_dtype(x.dtype))
         mean = torch.empty_like(scale) if centered else None
         if len(x):
             forward_kernel[(len(x),)](
                 x, residual, weight, bias, draws, total, normed, mean, scale, threshold,
-                eps=eps, centered=centered, **cut,
+                eps=eps, centered=centered, **launch_options,
             )  # fmt: skip
         ctx.save_for_backward(total, weight, draws, mean, scale)
         ctx.set_materialize_grads(False)
-        ctx.settings = threshold, centered, cut, bias is not None
+        ctx.settings = threshold, centered, launch_options, bias is not None
         return total, normed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_total: Tensor | None, by_normed: Tensor | None) -> tuple[Tensor | None, ...]:
         total, weight, draws, mean, scale = ctx.saved_tensors
-        threshold, centered, cut, biased = ctx.settings
+        threshold, centered, launch_options, biased = ctx.settings
         by_normed = torch.zeros_like(total) if by_normed is None else by_normed.contiguous()
         by_total = None if by_total is None else by_total.contiguous()
         rows, width = total.shape
@@ -188,7 +188,7 @@ class _ResidualNorm(torch.autograd.Function):
         if rows:
             backward_kernel[(programs,)](
                 by_total, by_normed, total, weight, draws, mean, scale, dresidual, dx, dweight, dbias, rows, each,
-                threshold, centered=centered, **cut,
+                threshold, centered=centered, **launch_options,
             )  # fmt: skip
         sums = [None if part is None else part.sum(0).to(weight.dtype) for part in (dweight, dbias)]
         return dx, dresidual, *sums, None, None, None, None

@@ -24,15 +24,15 @@ from torch import Tensor
 
 from encoder_core.kernels.operands import FUSED_MULTIPLY_ADDS
 
-_COLUMNS = 2048  # columns of a tile; constant, so that the trial before a run compiles the run's kernels
-_OPTIONS = {"num_warps": 8, **FUSED_MULTIPLY_ADDS}
+_COLUMNS = 2048  # columns of a tile; constant, so that the kernel trial compiles all that training needs
+_OPTIONS = {"num_warps": 8, **FUSED_MULTIPLY_ADDS}  # launch options of both kernels
 _TARGETS_PER_PROGRAM = 64  # number of targets of one program of the gradient kernel
 _LOWEST = tl.constexpr(-3.4028234663852886e38)  # lowest fp32 number, not -inf, because -inf minus -inf is NaN
 _NO_INDEX = tl.constexpr(2**31 - 1)  # larger than any column's index
 
 
 class SoftmaxSums(NamedTuple):
-    """The results of the first kernel for each target.
+    """The results of `sums_kernel` for each target.
 
     Attributes:
         losses: cross-entropy.
@@ -47,7 +47,7 @@ class SoftmaxSums(NamedTuple):
     log_sums: Float[Tensor, " targets"]
 
 
-# Arguments that differ between chunks are not specialised, so that the trial before a run compiles the run's kernels.
+# Not specialised on arguments that vary by chunk, so that the kernel trial before training compiles all that it needs.
 @triton.jit(do_not_specialize_on_alignment=["ids"])
 def sums_kernel(logits, ids, losses, correct, largest, log_sums, vocab, columns: tl.constexpr, sums: tl.constexpr):
     """Compute the fields of `SoftmaxSums` for one target. Grid (C,)."""
@@ -80,7 +80,8 @@ def gradient_kernel(
     logits, ids, largest, log_sums, by_bias, targets, vocab,
     each: tl.constexpr, columns: tl.constexpr, sums: tl.constexpr,
 ):  # fmt: skip
-    """Overwrite some columns of `each` targets' logits with the gradient. Grid (tiles of columns, parts of targets)."""
+    """Overwrite a tile of columns of `each` targets' logits with the gradient, and store its sums in `by_bias`.
+    Grid (tiles of columns, parts of targets)."""
     part = tl.program_id(1)
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     here = column < vocab
@@ -118,8 +119,7 @@ def overwrite_with_gradient(
     biased: bool,
 ) -> Float[Tensor, " vocab"] | None:
     """Overwrite the logits with their gradient of the summed losses. If `biased`, return the decoder bias's gradient,
-    in fp32 or wider.
-    """
+    in fp32 or wider."""
     targets, vocab = logits.shape
     parts = -(-targets // _TARGETS_PER_PROGRAM)
     by_bias = logits.new_empty(parts, vocab, dtype=sums.losses.dtype) if biased else None

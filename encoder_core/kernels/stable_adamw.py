@@ -3,9 +3,10 @@
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  squares = sum over a parameter of (g / max(sqrt(v'), eps))^2
     w = w - lr / max(1, sqrt(squares / size)) (m' / (sqrt(v') + eps) + wd w)
 
-m' and v' are corrected for bias. The first kernel updates the moments and sums the squares of one block in fp64, the
-second adds up the blocks of each range, the third updates the weights. Before the third, ranks may add up `squares`.
-There are no atomics: sums have a fixed order, so the result has the same bits every time.
+g is the gradient, w the weights, wd the weight decay; m' and v' are the moments m and v, corrected for bias. The first
+kernel updates the moments and sums the squares of one block in fp64, the second adds up the blocks of each range (the
+elements of one parameter), the third updates the weights. Before the third, ranks may add up `squares`. There are no
+atomics: sums have a fixed order, so the result has the same bits every time.
 
 Results are rounded like those of torch's GPU operations: each multiply-add that torch fuses is written as one here, and
 the compiler may fuse no others. So moments have the same bits as torch's. Weights differ only where the sums of
@@ -21,15 +22,15 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-BLOCK_ELEMENTS = 2048  # elements of a block; constant, so that the trial before a run compiles the run's kernels
-_SUMMED_BLOCKS = 1024  # number of blocks that the second kernel adds at a time
-_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
-State = Mapping[str, Tensor]
-Group = Mapping[str, Any]
+BLOCK_ELEMENTS = 2048  # elements of a block; constant, so that the kernel trial compiles all that training needs
+_SUMMED_BLOCKS = 1024  # number of blocks whose sums `squares_kernel` adds at a time
+_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}  # launch options
+State = Mapping[str, Tensor]  # the optimizer's state of a tensor: its moments, `exp_avg` and `exp_avg_sq`
+Group = Mapping[str, Any]  # settings of an optimizer's parameter group: `lr`, `betas`, `eps` and so on
 
 
 class Blocks(NamedTuple):
-    """The blocks into which the parameters' ranges of a flat tensor are split.
+    """The blocks of a flat tensor, in which each parameter (or its part there) has a range of elements.
 
     Attributes:
         pieces: for each block: its first element, the end of its range, and number and size of its parameter.
@@ -56,7 +57,10 @@ def split_into_blocks(ranges: Iterable[tuple[int, int, int, int]], device: torch
 def moments_kernel(
     gradient, first, second, pieces, sums, beta1, rest1, beta2, rest2, inverse2, eps, columns: tl.constexpr
 ):
-    """Update the moments of one block, and sum the squares of its normalised gradients. Grid (blocks,)."""
+    """Update the moments of one block, and sum the squares of its normalised gradients. Grid (blocks,).
+
+    `rest1`, `rest2`: 1 - beta. `inverse2`: factor that corrects v for bias.
+    """
     block = tl.program_id(0).to(tl.int64)
     at = tl.load(pieces + 4 * block) + tl.arange(0, columns)
     here = at < tl.load(pieces + 4 * block + 1)
@@ -83,7 +87,10 @@ def squares_kernel(sums, ranges, squares, columns: tl.constexpr):
 
 @triton.jit
 def weights_kernel(weight, first, second, pieces, squares, rate, decay, inverse1, root2, eps, columns: tl.constexpr):
-    """Update the weights of one block. Grid (blocks,)."""
+    """Update the weights of one block. Grid (blocks,).
+
+    `rate`: -lr. `inverse1`, `root2`: factors that correct m and sqrt(v) for bias.
+    """
     its = pieces + 4 * tl.program_id(0).to(tl.int64)
     at = tl.load(its) + tl.arange(0, columns)
     here = at < tl.load(its + 1)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-PROGRAMS_PER_PROCESSOR = 2  # programs of either kernel whose registers fit into a multiprocessor
-INTERPRETED_PROGRAMS = 4  # programs of a launch, for all heads together, without a GPU
+PROGRAMS_PER_PROCESSOR = 2  # programs of a backward kernel that fit on one multiprocessor, by their registers
+INTERPRETED_PROGRAMS = 4  # programs of a launch, for all heads together, when Triton interprets it on a CPU
 
 
 class TableSums(NamedTuple):

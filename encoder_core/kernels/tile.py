@@ -1,5 +1,8 @@
 """Parts of the fused attention's kernels: the tokens, scores and dropout of a tile.
 
+Common arguments: `x` is a `KernelInputs`, `tile` a `Tile` (`operands.py`). `q_first`, `k_first`: row positions of the
+tile's first query and key. `q_at`, `k_at`: indices of its queries and keys; `q_here`, `k_here`: whether they exist.
+
 A tile is S queries and S keys of one row and head, at consecutive positions. Their 2 S - 1 distances are consecutive,
 so the scores of contents with distances are products with 2 S consecutive rows of a table (a band), read along
 diagonals:
@@ -134,8 +137,7 @@ def distance_index(tile: tl.constexpr, sign, first):
 @triton.jit
 def in_upper_half(tile: tl.constexpr, sign, first, of_keys: tl.constexpr):
     """Return [S queries, S columns], whether a query uses a column of the upper half of the band rather than of the
-    lower one. With `of_keys`: [S columns, S keys], the same for keys.
-    """
+    lower one. With `of_keys`: [S columns, S keys], the same for keys."""
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     if of_keys:
         limit = tl.where(sign > 0, tile.size - 1 - i, i)
@@ -167,8 +169,7 @@ def scores_by_b(x, tile: tl.constexpr, head, sign, k, q_first, k_first):
 @triton.jit
 def gather_by_distance(tile: tl.constexpr, sign, values, first):
     """Reorder `values` [S queries, S keys] to [S queries, S columns]: each value moves to its distance's column in the
-    half band. The inverse of reading along diagonals.
-    """
+    half band. The inverse of reading along diagonals."""
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     key = (i[:, None] - sign * (i[None, :] + 1)) & (tile.size - 1)
     return tl.gather(values, key, 1)

@@ -20,9 +20,7 @@ from encoder_core.kernels.operands import FUSED_MULTIPLY_ADDS, KernelInputs, Til
 
 
 class Tiling(NamedTuple):
-    """A kernel's tile size (queries, and keys; a power of two, at least 16), and its numbers of warps and pipeline
-    stages.
-    """
+    """A kernel's tile size (queries, and keys; a power of two, at least 16), its warps and its pipeline stages."""
 
     size: int
     warps: int

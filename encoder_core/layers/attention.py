@@ -1,22 +1,22 @@
 """Multi-head attention over flat tokens, and the kernels that compute it within each row.
 
-Only kernels separate rows. All kernels have the signature `AttentionKernel`:
+Only kernels separate rows. All have the signature `AttentionKernel`. Before training, a trial (`encoder_core/trials`)
+checks and times them.
 
-| function       | where                                | how                                              |
-|----------------|--------------------------------------|--------------------------------------------------|
-| `varlen_flash` | CUDA, bf16 or fp16, without dropout  | flash attention over `cu_seqlens`, no padding    |
-| the same       | Hopper, where a trial prefers it     | FlashAttention-3, if its package is installed    |
-| `attend_fused`        | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
-| `attend_blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
-| `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
-| the same       | full rows, where a trial prefers it  | by cuDNN's attention alone                       |
-| `written_formula` | if a trial found all others wrong    | elementary operations on the same rectangle      |
+| function          | where                                | how                                              |
+|-------------------|--------------------------------------|--------------------------------------------------|
+| `varlen_flash`    | CUDA, bf16 or fp16, without dropout  | flash attention over `cu_seqlens`, no padding    |
+| `varlen_flash`    | Hopper, where a trial prefers it     | FlashAttention-3, if its package is installed    |
+| `attend_fused`    | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
+| `attend_blocked`  | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
+| `padded_sdpa`     | everything else                      | rows padded to a rectangle, torch's fused kernel |
+| `padded_sdpa`     | full rows, where a trial prefers it  | cuDNN's attention alone                          |
+| `written_formula` | if a trial found all others wrong    | elementary operations on a padded rectangle      |
 
-`attend_with_best_kernel` chooses among them (`kernel_choice.py`). Before a run trains, a trial (`encoder_core/trials`)
-checks and times kernels. Flash attention draws its dropout from the device's generator; `attend_fused` hashes it from
-tokens (`random_draws.py`). So flash attention is used with dropout only without Triton. `attend_blocked` exists because
-torch's fused CPU kernel supports no dropout, and falls back to a kernel that writes every score to memory three times;
-for a window it takes a mask and computes every score of a row.
+`attend_with_best_kernel` chooses among them (`kernel_choice.py`). Flash attention draws its dropout from the device's
+generator; `attend_fused` hashes it from tokens (`random_draws.py`). So flash attention is used with dropout only
+without Triton. `attend_blocked` exists because torch's fused CPU kernel supports no dropout: with it, torch uses a
+kernel that writes every score to memory three times. For a window torch takes a mask and computes all scores of a row.
 
 A `window` is local attention (Beltagy et al., 2020, section 3.1): a query sees the keys of its row that are at most
 that many tokens away, on both sides. None: the whole row.
@@ -211,8 +211,7 @@ def written_formula(
     key_rows: Rows | None = None,
 ) -> Heads:
     """Compute attention by elementary operations on a padded rectangle, with every score in memory. On every device,
-    dropout is hashed from tokens.
-    """
+    dropout is hashed from tokens."""
     return _attend_in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, key_rows, use_torch=False)
 
 
@@ -363,6 +362,7 @@ class SelfAttention(nn.Module):
         return q_TND, k_TND, v_TND
 
     def _projected(self, x_TH: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values, neither split into heads nor rotated."""
         if self.fused:
             q_TH, k_TH, v_TH = self.qkv(x_TH).split(self.parts, -1)
             # Rotated queries and keys are new tensors. A view as values would keep the whole joint product alive.

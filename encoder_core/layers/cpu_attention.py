@@ -21,16 +21,16 @@ from torch.autograd.function import once_differentiable
 from encoder_core.layers.dropout import drop_threshold, keep_mask, kept_scale
 from encoder_core.random_draws import draw_key, head_keys
 
-Slices = tuple[slice, slice]
+Slices = tuple[slice, slice]  # slices of two dimensions, such as tokens and heads
 
 PIECE_SCORES = 2**18  # largest number of scores of a piece: 1 MiB in fp32, about an L2 cache
 BLOCK_QUERIES = 64  # smallest number of queries of a block in local or causal attention
 
-Bounds = tuple[tuple[int, int], ...]
+Bounds = tuple[tuple[int, int], ...]  # (start, stop) of each row
 
 
 class BlockedAttention(torch.autograd.Function):
-    """(q, k, v: [T, N, D], keys of the tokens' draws: [T], bounds of the rows, dropout, window or None, whether rows
+    """(q, k, v: [T, N, D], tokens' random keys: [T], bounds of the rows, dropout, window or None, whether rows
     are causal, bounds of the rows of keys and values or None) -> [T, N, D].
 
     With a window, a query sees the keys of its row that are at most that many tokens away. Only blocks of scores
@@ -107,7 +107,8 @@ def _pieces(
 
 @dataclass(frozen=True)
 class ScoreDropout:
-    """Decides which scores dropout keeps, from the query's token, the head, and the key's position in its row."""
+    """Decides which scores dropout keeps, by a hash of the query's random key `drawn_T`, the head, the number `draw` of
+    this dropout call, and the key's position in its row."""
 
     drawn_T: Tensor
     threshold: int

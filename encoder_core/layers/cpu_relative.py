@@ -57,7 +57,7 @@ class RelativeRow:
 
 class BlockedRelativeAttention(torch.autograd.Function):
     """(q: [M, N, D'], k: [K, N, D'], v: [K, N, D]; r: [M, N, D], table_r: [N, E, D]; table_k: [N, E, D] or None, then
-    D' is D; table_c: [N, E] or None; keys of the queries' draws: [M]; rows, dropout) -> [M, N, D].
+    D' is D; table_c: [N, E] or None; queries' random keys: [M]; rows, dropout) -> [M, N, D].
 
     score(i, j) = q_i . k_j + r_i . table_r[j - i + origin] + k_j . table_k[i - j + origin] + table_c[j - i + origin]
 

@@ -21,7 +21,7 @@ from encoder_core.layers.pieces import DropoutDraws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
 
-EncoderHeads = Float[Tensor, "others heads width"]
+EncoderHeads = Float[Tensor, "others heads width"]  # keys or values of the encoder's tokens
 
 
 class CrossAttention(nn.Module):

@@ -2,8 +2,8 @@
 
     score(q, k) = (Q_q . K_k  +  Q_q . PK_d  +  PQ_d . K_k) / sqrt(3 D),    d the table row of the distance q - k
 
-PK and PQ are projections of the position table, which has a learned vector for each distance or bucket of distances.
-The paper omits a fourth term, PQ_d . PK_d, position to position; with it, the divisor is sqrt(4 D).
+Q and K are projections of contents, PQ and PK of the position table: a learned vector for each distance or bucket. The
+paper omits a fourth term, PQ_d . PK_d, position to position; with it, the divisor is sqrt(4 D).
 
 Shapes: T tokens, M queries, H hidden, N heads, D head width, P table rows in use; R rows, K longest row, Q most
 queries of a row.
@@ -63,7 +63,7 @@ class RelativePositions(nn.Module):
     def __init__(self, longest: int, hidden: int, *, buckets: int | None, eps: float) -> None:
         super().__init__()
         self.steps = tuple(range(longest)) if buckets is None else log_buckets(buckets, longest)
-        self.span = longest if buckets is None else buckets
+        self.span = longest if buckets is None else buckets  # table row of distance 0
         self.embedding = nn.Embedding(2 * self.span, hidden)
         self.norm = None if buckets is None else nn.LayerNorm(hidden, eps=eps)
 
@@ -177,7 +177,7 @@ def attend_blocked(
 
 
 def _relative_row(start: int, stop: int, origin: int, hidden: Tensor | None) -> RelativeRow:
-    """Return the row of tokens [start, stop). `hidden`: [K, K], what hides later keys in the longest row's scores."""
+    """Return the row of tokens [start, stop). `hidden`: [K, K], scores that hide later keys, for the longest row."""
     length = stop - start
     own = None if hidden is None else hidden[:length, :length]
     return RelativeRow(slice(start, stop), slice(start, stop), origin, hidden=own)
@@ -252,8 +252,7 @@ def attend_padded_rows(
 
 class FusedProjections(nn.Module):
     """DeBERTa v1's projections: one matrix with each head's query, key and value. Only query and value have biases;
-    positions have separate projections.
-    """
+    positions have separate projections."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()

@@ -34,8 +34,7 @@ class DisentangledLayer(PostNormLayer):
         rows: Rows,
     ) -> Float[Tensor, "queries hidden"]:
         """Return the layer's output at the queries, which see all tokens of their rows. `queries_MH` None: the tokens
-        are the queries.
-        """
+        are the queries."""
         residual = x_TH if queries_MH is None else queries_MH
         context_MH = self.attention(queries_MH, x_TH, relations, query_rows, rows)
         draws = self.dropout.next_draw(), self.dropout.next_draw()
@@ -113,7 +112,8 @@ class DisentangledEncoder(LayerStack):
     def states_at(
         self, at_M: Int[Tensor, " queries"], batch: Batch, max_per_row: int | None = None
     ) -> Float[Tensor, "queries hidden"]:
-        """Return the last layer's output at sorted flat token indices `at_M`. It is computed for these tokens only.
+        """Return the last layer's output at sorted flat token indices `at_M`. The last layer runs on these
+        tokens only, unless the encoder `ends_with_convolution`.
 
         `max_per_row`: largest number of these tokens in a row; see `rows_of_queries`.
         """

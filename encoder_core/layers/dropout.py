@@ -1,4 +1,4 @@
-"""Dropout whose mask is hashed from tokens or table rows (`encoder_core/random_draws.py`), for any batch and device.
+"""Dropout whose mask is hashed from tokens or table rows (`random_draws.py`): the same in any batch, on any device.
 
 On a CPU torch draws one Bernoulli number for each element, which costs more than all other work on hidden states: 6.3
 ns an element on one thread of an AMD EPYC, against 2 ns here, forward pass included. The rate here is rounded to a

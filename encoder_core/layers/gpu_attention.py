@@ -6,7 +6,7 @@ so that an installation without a GPU does not need Triton.
 FlashAttention-3 (Shah et al., 2024) runs on Hopper GPUs, without dropout, if its package is installed. In torch it
 replaces the built-in flash attention, behind the same operator and for the whole process. `switch_flash3` selects one
 of them before a forward pass; the backward pass must come before the next switch. FlashAttention-3 is used only if a
-trial prefers it. It has not been run on a GPU yet.
+trial (`encoder_core/trials`) prefers it. It has not been run on a GPU yet.
 
 Shapes: T tokens, M queries, N heads, D head width, E distances.
 """
@@ -35,8 +35,7 @@ def has_triton() -> bool:
 
 def fused_supports(device: str, dtype: torch.dtype, width: int) -> bool:
     """Return whether the fused kernels support such heads: on CUDA with Triton (or the meta device), fp32 or half
-    precision, up to 128 wide.
-    """
+    precision, up to 128 wide."""
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     there = device == "meta" or (device == "cuda" and has_triton())
     return there and dtype in kinds and width <= _MAX_HEAD_WIDTH

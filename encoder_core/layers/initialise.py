@@ -3,7 +3,7 @@
 | parameter                            | value                                              |
 |--------------------------------------|----------------------------------------------------|
 | Linear, Embedding and Conv1d weights | drawn                                              |
-| free weights (`parameters.py`)       | drawn                                              |
+| Weights, IntoHeads, OutOfHeads       | drawn                                              |
 | ScaledLinear weights                 | drawn, std times their scale                       |
 | XLNet's attention biases             | drawn (zihangdai/xlnet, modeling.py)               |
 | an embedding's row of padding        | 0, where it has one (fairseq, init_bert_params)    |
@@ -11,7 +11,7 @@
 | differences from another embedding   | 0                                                  |
 | other biases                         | 0                                                  |
 
-Drawn: from normal(0, std), or from the same truncated at two standard deviations, which has a standard deviation of
+Drawn: from normal(0, std), or from that normal truncated at two standard deviations, which has a standard deviation of
 0.88 std. The truncated one is TensorFlow's truncated_normal_initializer (google-research/bert, albert, electra). XLNet
 and the families written in PyTorch use the plain one. If the official code names no initializer (ELECTRA's projection
 of the embeddings and its last layer, XLNet's mask embedding), TensorFlow uses Glorot's; here the weights are drawn like

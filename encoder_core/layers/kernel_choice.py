@@ -53,6 +53,8 @@ class Preference:
 
 @dataclass
 class _ProcessState:
+    """This process's preference, and the kernels that layers asked `pick` for."""
+
     preference: Preference | None = None
     asked: KernelRequests = field(default_factory=dict)
 

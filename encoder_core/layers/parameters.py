@@ -120,8 +120,8 @@ def project(
 ) -> tuple[Float[Tensor, "tokens _"], ...]:
     """Return the output of each of `linears` for `x_TI`. On a GPU, the backward pass is joint (`project_jointly`).
 
-    At ZeRO 3 Linears are called separately, because a weight is gathered only during its own module's passes. So they
-    are in compiled code, where the compiler arranges the products.
+    At ZeRO 3 Linears are called separately, because a weight is gathered only during its own module's passes. In
+    compiled code they are called separately too, because the compiler arranges the products itself.
     """
     whole = not hasattr(linears[0].weight, "ds_id")
     if x_TI.device.type in GPU_DEVICE_TYPES and whole and not torch.compiler.is_compiling():

@@ -216,13 +216,13 @@ def _efficient_backward_flops(grad: Tensor, q: Tensor, k: Tensor, *further: Any,
 
 
 def _product_flops(summed: Tensor, a: Tensor, b: Tensor, **options: Any) -> int:
+    """Return the FLOPs of summed.addmm_(a, b)."""
     return 2 * a.numel() * b.shape[1]
 
 
 def flop_formulas() -> dict[Any, Any]:
-    """Return by operator the function from its arguments to its FLOPs: torch's functions, and ours for operators that
-    torch does not count or counts differently.
-    """
+    """Return by operator the function that counts its FLOPs from its arguments: torch's functions, and ours for
+    operators that torch does not count or counts differently."""
     from torch.utils.flop_counter import flop_registry  # imported here, because it imports Triton if installed
 
     each = (_flash_forward_flops, _flash_backward_flops, _efficient_forward_flops, _efficient_backward_flops)

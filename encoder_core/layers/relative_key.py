@@ -1,4 +1,4 @@
-"""Attention with learned relative-position vectors in the scores (Shaw et al., 2018; Huang et al., 2020, methods 1, 4).
+"""Attention with learned relative-position vectors in scores (Shaw et al., 2018; Huang et al., 2020: methods 1 and 4).
 
 Shapes: T tokens, R rows, L longest row, N heads, D head width, P = 2 L - 1 distances that occur.
 """

@@ -5,7 +5,8 @@
 | `fused`   | CUDA with Triton, after a trial found it correct  | one kernel (`encoder_core/kernels/residual_norm`) |
 | `written` | everywhere                                        | torch operations, which torch.compile can fuse    |
 
-The fused kernel is called in the norm's own `forward`, because at ZeRO 3 the norm's weight is gathered only there.
+The trial (`encoder_core/trials`) runs before training. The fused kernel is called in the norm's own `forward`, because
+at ZeRO 3 the norm's weight is gathered only there.
 
 Shapes: T tokens, H hidden.
 """
@@ -22,7 +23,7 @@ from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.planned import is_planned, planned_norm, planned_rms_norm
 from encoder_core.layers.sizes import GPU_DEVICE_TYPES
 
-_MAX_ROW_WIDTH = 8192  # largest number of elements of a row that a program can hold in registers
+_MAX_ROW_WIDTH = 8192  # largest hidden width that one program of the fused kernel can hold in registers
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that the fused kernel supports
 
 
@@ -106,6 +107,7 @@ def _fused_norm(
     draws_T: Tensor | None,
     threshold: int,
 ) -> tuple[Tensor, Tensor]:
+    """Compute `sum_and_norm` with the fused kernel, or with its stand-in on the meta device."""
     if is_planned(x_TH):
         return planned_norm(x_TH, residual_TH, norm.weight, bias, draws_T, centered)
     from encoder_core.kernels.residual_norm import NormParameters, residual_norm

@@ -65,7 +65,7 @@ GPU_DEVICE_TYPES = ("cuda", "meta")
 """Device types for which layers take the code path of a GPU: GPUs, and the meta device, on which a GPU's cost is
 counted (`planned.py`)."""
 
-CHUNK_LOGITS = {"cuda": 2**27, "meta": 2**27, "cpu": 2**24}  # largest chunk, by device: 512 or 64 MiB in fp32
+CHUNK_LOGITS = {"cuda": 2**27, "meta": 2**27, "cpu": 2**24}  # most logits in memory at once, by device: 512 or 64 MiB
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from encoder_core.errors import library_changed
 
-PRIVATE_NAMES = (
+PRIVATE_NAMES = (  # dotted paths in torch; the functions below refer to them by index
     "ops.aten._flash_attention_forward",
     "_softmax_backward_data",
     "_foreach_add_",

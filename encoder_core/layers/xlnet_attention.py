@@ -5,6 +5,7 @@ same keys: the memory and the content states of their row.
 
     score(i, j) = ((q_i + b_w) . k_j  +  (q_i + b_r) . r_{i-j}  +  (q_i + b_s) . s_{same or other segment}) / sqrt(D)
 
+b_w, b_r and b_s are learned biases, r_d the projected sinusoid of distance d, s a learned vector for each case.
 The content stream sees tokens that are not later in the factorisation order, the query stream only earlier ones.
 
 Shapes: T tokens, M targets, H hidden, N heads, D head width; R rows, L longest row, C memory tokens, K = C + L keys,

@@ -171,6 +171,7 @@ class TwoStreamEncoder(LayerStack):
         return self.dropout(table_PH, table_keys(first, last + 1, device))  # type: ignore[no-any-return]
 
     def _scopes(self, batch: Batch, carried: int) -> tuple[AttentionScope, AttentionScope | None]:
+        """Return the scopes of the content stream and, if the batch has a factorisation order, of the query stream."""
         rows = Rows.from_batch(batch)
         content = AttentionScope(batch, rows, rows, carried)
         if batch.order is None:
@@ -203,6 +204,7 @@ def _target_keys(batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def _next_memory(recurrence: Recurrence, previous: Tensor | None, content_RLH: Tensor) -> Tensor:
+    """Return a layer's next memory: the last `length` states of `previous` and the first `reuse` of each new row."""
     fresh = content_RLH[:, : recurrence.reuse]
     joined = fresh if previous is None else torch.cat([previous, fresh], dim=1)
     return joined[:, -recurrence.length :].detach().clone()

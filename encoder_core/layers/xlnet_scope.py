@@ -31,7 +31,7 @@ class AttentionScope:
         batch: the batch.
         tokens: rows of the batch's tokens.
         rows: rows of the stream's queries; for the content stream, `tokens` itself.
-        carried: C, number of memory tokens.
+        carried: C, number of memory tokens before each row.
     """
 
     batch: Batch
@@ -173,9 +173,7 @@ class AttentionScope:
 
 
 def distance_range(batch: Batch, carried: int) -> tuple[int, int]:
-    """Return the smallest and the largest distance from key to query; distances in reversed rows have the opposite
-    sign.
-    """
+    """Return the smallest and largest distance from key to query; in reversed rows distances change their sign."""
     ahead = max(batch.max_length - 1, 0)
     behind = ahead + carried
     return (-ahead, behind) if batch.reversed_rows is None else (-behind, behind)

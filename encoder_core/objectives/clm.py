@@ -67,7 +67,7 @@ class ClmConfig(HeadConfig):
         if setting.rows is not None and (setting.rows.lanes or setting.rows.texts):
             yield Refusal(
                 ("input", "packing"),
-                f"{setting.rows.packing} rows are not rows of running text, whose next token is predicted",
+                f"clm predicts the next token of running text, and packing {setting.rows.packing} makes other rows",
                 "set input.packing to full_sentences",
             )
 
@@ -78,7 +78,7 @@ class ClmConfig(HeadConfig):
 class NextTokens(HeadTerm):
     """Cross-entropy of each target's id, predicted from the state of the token before it; metric "correct".
 
-    In rows that are not causal this term has no targets; mlm has.
+    On rows that are not causal this term has no targets: they are then mlm's.
     """
 
     def __init__(self, config: ClmConfig, shared: SharedParts) -> None:
@@ -87,6 +87,7 @@ class NextTokens(HeadTerm):
         self._alone = True
 
     def connect(self, terms: Mapping[str, HeadTerm]) -> None:
+        """Note whether clm is the only term, which needs causal rows (`target_count`)."""
         self._alone = terms.keys() == {self.name}
 
     def target_count(self, batch: "Batch") -> int:

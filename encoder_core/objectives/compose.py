@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # torch is imported only where modules are built, not to read
 
 
 def refusals(setting: TermSetting) -> list[Refusal]:
-    """Return every reason, once, why the terms of `setting` cannot be trained."""
+    """Return all reasons why the terms of `setting` cannot be trained, without duplicates."""
     found = [refusal for term in setting.terms.values() for refusal in term.refusals(setting)]
     whole = [
         name

@@ -1,11 +1,11 @@
-"""Condenser: a head of few layers predicts masked tokens from an early layer's states and the first token's last state.
+"""Condenser: a head of a few layers predicts masked tokens from an early layer's states and a row's vector.
 
-The head reads the last layer's state of the row's first token, and an early layer's states of all other tokens. So
-later layers' knowledge of the text can reach it only through the first token, whose last state learns to represent the
-text (Gao and Callan 2021, arXiv 2104.08253, section 3.2). The head predicts mlm's targets with mlm's own head, while
-mlm predicts them from the last layer's states, as usual. The head is not exported. Together with `contrastive` this is
-coCondenser's pretraining (2108.05540), except that the two texts of an example are the same row, not two spans of a
-text.
+The vector is the last layer's state of the row's first token. Of all other tokens, the head reads an early layer's
+states. So later layers' knowledge of the text can reach it only through the vector, which learns to represent the text
+(Gao and Callan 2021, arXiv 2104.08253, section 3.2). The head's states predict mlm's targets through mlm's own head;
+mlm itself predicts them from the last layer's states, as usual. The condenser head is not exported. With `contrastive`
+this is coCondenser's pretraining (arXiv 2108.05540), except that the two texts of an example are the same row, not two
+spans of a text.
 """
 
 from collections.abc import Iterator

@@ -65,8 +65,8 @@ class ContrastiveConfig(OmittedWeightTerm, ModuleConfig):
         if "plm" in others:
             yield Refusal(
                 ("objective",),
-                "contrastive cannot be combined with plm: a row in a lane begins with the end of the previous row, so "
-                "it is not a text by itself",
+                "contrastive cannot be combined with plm: with input.packing lanes, a row begins with the end of the "
+                "previous row, so it is not a text by itself",
                 "remove objective.contrastive or objective.plm",
             )
         elif "rtd" in others and getattr(setting.terms["rtd"], "embeddings", None) != "shared":

@@ -35,7 +35,7 @@ class DenoiseConfig(ModuleConfig):
         elif rows is not None and not rows.packed:
             yield Refusal(
                 ("input", "packing"),
-                f"denoise corrupts rows of one segment, but {rows.packing} rows are not",
+                f"denoise needs rows of running text in a single segment, but {rows.packing} rows are of another kind",
                 "set input.packing to full_sentences",
             )
 

@@ -42,7 +42,7 @@ class TeacherSource(BaseModel):
     """A stored teacher, and its shape.
 
     Attributes:
-        uri: a run, or a folder in transformers' format.
+        uri: a training run, or a folder in transformers' format.
         step: step of the run's checkpoint; None: the newest one when the student's run is created.
         model: the teacher's shape, like a recipe's `model`. Costs are computed from it, and the stored teacher must
             match it.
@@ -204,8 +204,8 @@ class HiddenConfig(HeadConfig):
         return self.model_copy(update={"layers": None, "projection": None})
 
     def teacher_layers(self, student: int, teacher: int) -> tuple[int, ...]:
-        """Return for each of the student's states the number of the teacher's states that it learns. `student`,
-        `teacher`: their numbers of layers.
+        """Return which of the teacher's states (0: embeddings, n: output of layer n) the student's embeddings and each
+        of its layers learn. `student`, `teacher`: their numbers of layers.
         """
         if self.layers is not None:
             return self.layers
@@ -239,6 +239,7 @@ class Distillation(HeadTerm):
         self._layers = layers
 
     def connect(self, terms: Mapping[str, HeadTerm]) -> None:
+        """Take mlm's head, which gives the student's distribution."""
         masked = terms["mlm"]
         assert isinstance(masked, MaskedTokens)
         self._head = masked.head
@@ -264,14 +265,14 @@ class Distillation(HeadTerm):
         return self._taught[states]
 
     def _student_batch(self, batch: "Batch") -> "Batch":
-        """Return the batch with the tokens at which the student learns as targets."""
+        """Return the batch whose targets are the tokens at which the student learns."""
         if self._config.places == "targets":
             return batch
         return _with_all_targets(batch)
 
 
 def _with_all_targets(batch: "Batch") -> "Batch":
-    """Return the batch with all tokens that may contribute to a loss as targets, also in its copy on the host."""
+    """Return the batch, and its copy on the host, with every token that may contribute to a loss as a target."""
     import torch
 
     at_T = batch.select_learnable(torch.arange(len(batch.tokens), device=batch.tokens.device))
@@ -285,6 +286,7 @@ class StateDistillation(HeadTerm):
     distillation: Distillation
 
     def connect(self, terms: Mapping[str, HeadTerm]) -> None:
+        """Take the term `distil`, which runs the teachers."""
         distillation = terms[DistilConfig.name]
         assert isinstance(distillation, Distillation)
         self.distillation = distillation

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TermFigure:
-    """A figure of every term that has the sums `part` and `whole`: their ratio, recorded as `<term>_<name>`.
+    """The ratio of two sums of a term, recorded as `<term>_<name>` for every term that has both sums.
 
     Attributes:
-        part, whole: names of the two sums.
+        part, whole: names of the two sums; the figure is part / whole.
         unit: unit for displays.
         share: whether the figure lies between 0 and 1.
     """
@@ -38,16 +38,16 @@ DETECTION_FIGURES = (
     TermFigure("precision", "found", "of the tokens called replaced", whole="flagged", share=True),
     TermFigure("recall", "found", "of the tokens replaced", whole="replaced", share=True),
     # 1 minus this figure is the accuracy of a discriminator that classifies no token as replaced.
-    TermFigure("replaced", "replaced", "share of tokens that were", share=True),
+    TermFigure("replaced", "replaced", "share of all tokens", share=True),
 )
 DIFFUSION_FIGURES = (
-    TermFigure("bits", "bits", "bound of the text's, per token"),  # the loss (mean over all tokens) in bits
+    TermFigure("bits", "bits", "per token, upper bound"),  # the loss (mean over all tokens) in bits
     TermFigure("hidden_accuracy", "filled", "share of hidden tokens", whole="hidden", share=True),
 )
 # If the negative similarity approaches the positive one, all vectors collapse to one.
 CONTRASTIVE_FIGURES = (
-    TermFigure("positive_similarity", "positive", "mean of queries"),
-    TermFigure("negative_similarity", "negative", "mean of queries"),
+    TermFigure("positive_similarity", "positive", "mean over queries"),
+    TermFigure("negative_similarity", "negative", "mean over queries"),
 )
 TERM_FIGURES = (
     TermFigure("accuracy", "correct", "share of targets", share=True),
@@ -55,4 +55,4 @@ TERM_FIGURES = (
     *DIFFUSION_FIGURES,
     *CONTRASTIVE_FIGURES,
 )
-"""All figures of terms except the loss."""
+"""All figures of terms, except the loss."""

@@ -28,7 +28,7 @@ class TokenPrediction(HeadConfig):
     predicts_ids = True
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse XLNet, which has no masks, encoder-decoder families, and rows that are not masked."""
+        """Refuse XLNet (it has no masks), encoder-decoder families, and rows that are not masked."""
         rows = setting.rows
         yield from refuse_decoder_family(self.name, setting)
         if setting.model.permutes:
@@ -59,9 +59,9 @@ class MlmConfig(OmittedWeightTerm, TokenPrediction):
 
 
 class MaskedTokens(HeadTerm):
-    """Cross-entropy of the original ids at the target positions; metric "correct". Causal rows have no targets.
+    """Cross-entropy of the original ids at the target positions; metric "correct".
 
-    It also samples an id for each target if a temperature is set (`States.temperature`).
+    Causal rows (see `clm`) have no targets. If `States.temperature` is set, an id is also sampled for each target.
     """
 
     def __init__(self, config: MlmConfig, shared: SharedParts) -> None:

@@ -33,7 +33,7 @@ class PlmConfig(OmittedWeightTerm, ModuleConfig):
                 ("objective",),
                 f"plm cannot be combined with {others[0]}: XLNet's two streams read rows in a random order with "
                 "memory, without masks",
-                "choose exactly one of mlm, plm and contrastive",
+                "remove objective.plm, or all other terms",
             )
         elif not setting.model.permutes:
             remedy = "use plm for xlnet, denoise for bart, and mlm for every other family"

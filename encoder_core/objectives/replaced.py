@@ -21,7 +21,7 @@ from encoder_core.objectives.weights import detector_weight_count, network_weigh
 if TYPE_CHECKING:  # torch is imported only where modules are built, not to read a recipe
     from encoder_core.objectives.modules.detection import ReplacedTokenDetection
 
-Sharing = Literal["shared", "gradient_disentangled"]
+Sharing = Literal["shared", "gradient_disentangled"]  # see `ReplacedTokenConfig.embeddings`
 
 
 class ReplacedTokenConfig(ModuleConfig):

@@ -67,7 +67,7 @@ class RowFacts:
     """The properties of the input's rows on which terms depend.
 
     Attributes:
-        packing: name of the packing, for messages.
+        packing: the recipe's input.packing (how rows are made of texts), for messages.
         label: meaning of each row's label; None: rows have no labels.
         texts: number of whole, unmasked texts in a row (contrastive training); 0: rows are running text.
         repeats: whether these texts are copies of one text.
@@ -89,8 +89,8 @@ class RowFacts:
 
 @dataclass(frozen=True)
 class PhaseFacts:
-    """The properties of a phase on which terms depend: number of tokens of its longest row, and number of rows of a
-    step (None if the batch size is given in tokens).
+    """The properties of a training phase on which terms depend: number of tokens of its longest row, and number of
+    rows of a step (None if the batch size is given in tokens).
     """
 
     length: int
@@ -168,7 +168,7 @@ class TermConfig(BaseModel, ABC):
 
     Attributes:
         name: the term's key in a recipe, and prefix of its metrics.
-        exported: the head that it trains and transformers has a class for; None: there is no such head.
+        exported: the head that it trains, if transformers has a class for it; None: there is no such head.
         weight: factor of the term's mean loss in the total loss.
     """
 
@@ -189,8 +189,8 @@ class TermConfig(BaseModel, ABC):
 
 
 class OmittedWeightTerm(TermConfig):
-    """A term whose early version had no weight. A weight of 1 is not written to recipes, so that recipes, fingerprints
-    and the keys of evaluations are as before.
+    """A term whose early version had no weight. A weight of 1 is left out of stored recipes, so that they, their
+    fingerprints and the keys of evaluations are as before.
 
     Attributes:
         unwritten: the fields that old recipes lack, with the values that they then have.
@@ -215,7 +215,7 @@ class SharedParts:
     Attributes:
         model: configuration of the network.
         word: the network's word embeddings.
-        head: function that returns the shared head of token ids, the same object at every call.
+        head: function that returns the shared head that predicts token ids, always the same object.
     """
 
     model: ModelConfig
@@ -229,7 +229,7 @@ class HeadConfig(TermConfig):
     Attributes:
         reads: the states that the term reads; they decide for how many tokens DeBERTa's last layer runs.
         causal: whether the term is trained only on causal rows, on which no other term is trained.
-        predicts_ids: whether the term uses the head of token ids, which all such terms share.
+        predicts_ids: whether the term uses the head that predicts token ids, which all such terms share.
     """
 
     reads: ClassVar[StatesRead]

@@ -22,7 +22,7 @@ from encoder_core.optim.settings import AdamWConfig, StableAdamWConfig
 from encoder_core.optim.shards import ShardedOptimizer
 from encoder_core.optim.updates import group_defaults, next_update_number, tensors_to_update
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")  # names of the first and the second moment in a tensor's state
 
 
 def moments(state: MutableMapping[Tensor, dict[str, Tensor]], p: Tensor) -> dict[str, Tensor]:
@@ -128,7 +128,7 @@ class StableAdamW(ShardedOptimizer):
     def _update_fused(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
         from encoder_core.kernels import stable_adamw as kernels
 
-        next_update_number(group)
+        next_update_number(group)  # raises an error if the number was not set
         squares = torch.zeros(len(self._shapes), dtype=torch.float64, device=params[0].device)
         for p in params:
             if p not in self._layouts:

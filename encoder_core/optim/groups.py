@@ -17,7 +17,7 @@ from encoder_core.optim.updates import ALL_PARAMETERS, LR_SCALE, UPDATE_GROUP
 UpdateGroups = Mapping[str, Sequence[nn.Parameter]]
 """The names of a step's updates, in order, with the parameters that each update changes."""
 
-_UNSCALED: Mapping[str, float] = MappingProxyType({})
+_UNSCALED: Mapping[str, float] = MappingProxyType({})  # no learning rate is scaled
 
 
 def parameter_groups(
@@ -35,7 +35,7 @@ def parameter_groups(
     Tied parameters appear once. LayerNorm and biases have no trust ratio (ALBERT).
 
     Args:
-        decayed: which parameters have weight decay.
+        decayed: which parameters have weight decay; see `Decayed`.
         update_groups: parameters by update; None: one update changes all.
         matrices: whether hidden matrices have separate groups (for Muon), one for each `JoinedLayout`.
         rates: factors of the learning rate by parameter name (`objectives/modules/mup.py`); 1 if missing. Weight decay
@@ -69,7 +69,7 @@ def parameter_groups(
 
 
 class HiddenMatrix(NamedTuple):
-    """The weight of a projection. `joined`: how several projections are interleaved in it; None: it has one."""
+    """The weight of a projection. `joined`: how several projections are interleaved in it; None: there is one."""
 
     weight: nn.Parameter
     joined: JoinedLayout | None

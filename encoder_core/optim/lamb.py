@@ -15,7 +15,7 @@ from encoder_core.optim.settings import LambConfig
 from encoder_core.optim.shards import ShardedOptimizer
 from encoder_core.optim.updates import group_defaults, tensors_to_update
 
-TRUST_RATIO = "trust_ratio"
+TRUST_RATIO = "trust_ratio"  # key of a parameter group: whether updates are scaled by |w| / |update|
 
 
 class Lamb(ShardedOptimizer):

@@ -95,8 +95,8 @@ def _matrix_sides(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _normalise_and_stack(parts: Sequence[Float[Tensor, "_ _ _"]]) -> list[Float[Tensor, "_ short _"]]:
-    """Return one stack for each length of the longer side: the matrices divided by their norms, in the order of
-    `parts`, transposed to have no more rows than columns.
+    """Divide matrices by their norms, and stack those whose longer sides are equally long, in the order of `parts`.
+    Matrices with more rows than columns are transposed. All have the same shorter side.
 
     All matrices are copied into one tensor, end to end along their longer sides, so that one kernel copies and one
     divides. Norms are computed in the parameters' own layout: summing in another order would round differently.
@@ -149,7 +149,7 @@ def _unstack_in_order(stacks: Sequence[Float[Tensor, "_ short _"]], parts: Seque
 
 
 def flops(shape: tuple[int, int]) -> int:
-    """Return the floating-point operations of the iteration for one matrix."""
+    """Return the number of floating-point operations of the iteration for one matrix."""
     rows, columns = shape
     short, long = min(rows, columns), max(rows, columns)
     return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
@@ -179,7 +179,8 @@ class MatrixExchange:
     def plan_rounds(self, cost_by_matrix: Mapping[int, int]) -> list[Round]:
         """Assign every matrix of `cost_by_matrix` (FLOPs by matrix number) to a rank and a round.
 
-        Costly matrices come first, so that ranks seldom wait for each other.
+        The rank holds at least half as much of the matrix as any other. A rank's costly matrices come first, so that
+        ranks seldom wait for each other.
         """
         owned: dict[int, list[int]] = {rank: [] for matrix in cost_by_matrix for rank in range(len(self.table[matrix]))}
         load = dict.fromkeys(owned, 0)
@@ -331,7 +332,7 @@ class Muon(ShardedOptimizer):
         for group in self.param_groups:
             params = tensors_to_update(group)
             if params and group[MATRICES_KEY]:
-                next_update_number(group)
+                next_update_number(group)  # raises an error if the number was not set
                 matrices |= dict.fromkeys(params, group)
         update_adamw(self.state, [group for group in self.param_groups if not group[MATRICES_KEY]])
         if matrices:
@@ -355,7 +356,7 @@ class Muon(ShardedOptimizer):
             add_to_each(its, [directions[p] for p in its], -rate)
 
     def _directions(self, groups: Mapping[Tensor, dict[str, Any]]) -> list[Tensor]:
-        """Apply weight decay, update momenta, and return G + mu B of each tensor, in the dtype of Newton-Schulz.
+        """Apply weight decay, update momenta, and return G + mu B (see `Muon`) of each tensor, in `working_dtype`.
 
         Rounding before the gather halves the traffic; the published code rounds the same numbers after gathering.
         """

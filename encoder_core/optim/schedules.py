@@ -110,6 +110,6 @@ def _decayed_rate_share(config: ScheduleConfig, left: float) -> float:
         case "one_minus_sqrt":
             return 1.0 - math.sqrt(1.0 - left)
         case "inverse_sqrt":
-            raise AssertionError("it depends on the step")
+            raise AssertionError("inverse_sqrt is computed by learning_rate")
         case _ as never:
             assert_never(never)

@@ -9,7 +9,7 @@ Decayed = Literal["no_bias_norm", "all", "xlnet"]
 albert; microsoft/DeBERTa). `all`: all (fairseq, facebookresearch/SpanBERT). `xlnet`: as `no_bias_norm`, plus XLNet's
 three attention biases (zihangdai/xlnet, model_utils.py)."""
 
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]  # decay rate of a moment or momentum
 
 
 class OptimizerSettings(BaseModel):
@@ -57,7 +57,7 @@ class StableAdamWConfig(OptimizerSettings):
 
 
 class AverageConfig(BaseModel):
-    """The exponential moving average of the weights that a run keeps.
+    """The exponential moving average of the weights that a training run keeps.
 
     Attributes:
         ema: decay of the average, which begins as a copy of the run's first weights. After each update: average = ema

@@ -14,10 +14,10 @@ from encoder_core.errors import TrainingError
 from encoder_core.optim.settings import OptimizerSettings
 
 # Keys that we add to torch's parameter groups.
-UPDATE_NUMBER_KEY = "step"
-LR_SCALE = "lr_scale"
-UPDATE_GROUP = "update_group"
-ACTIVE = "active"
+UPDATE_NUMBER_KEY = "step"  # number of the next update, from 1; 0 until `set_update` is called
+LR_SCALE = "lr_scale"  # factor of the learning rate
+UPDATE_GROUP = "update_group"  # name of the update that changes the group's tensors
+ACTIVE = "active"  # whether the next update changes the group's tensors
 
 ALL_PARAMETERS = "all"
 """Name of the update group of all parameters; nearly every objective has only this one."""

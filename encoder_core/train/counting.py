@@ -99,6 +99,8 @@ def count_passes(module: ObjectiveModule, batch: Batch) -> PassCost:
 
 @dataclass(frozen=True)
 class _GroupPass:
+    """One update group's passes: FLOPs of the forward pass and of both, bytes, and the memory that was returned."""
+
     forward: int
     both: int
     bytes: PassBytes
@@ -124,6 +126,7 @@ def _tensor_shapes(memory: Iterable[Tensor]) -> list[torch.Size]:
 
 
 def _run_pass(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -> _GroupPass:
+    """Run and measure the forward and backward pass of one update group."""
     known = [*module.parameters(), *memory]
     apart = {id(tensor.untyped_storage()) for tensor in known}
     saved: dict[int, torch.UntypedStorage] = {}

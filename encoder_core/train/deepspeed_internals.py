@@ -150,7 +150,7 @@ def optimizer_state(optimizer: Any, kind: Layout) -> Any:
 
 
 def owned_part(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -> FlatPart | None:
-    """Return the range of a trained parameter that rank `rank`, this process, owns; None if it owns nothing of it."""
+    """Return the range of a trained parameter that this process, rank `rank`, owns; None if it owns none of it."""
     flats = _master_tensors(optimizer, kind)
     if kind == "shards":
         group, offset, _ = resolve(optimizer, "grad_position")[resolve(optimizer, "get_param_id")(parameter)]

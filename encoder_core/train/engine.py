@@ -25,7 +25,7 @@ if "DS_ACCELERATOR" not in os.environ and not torch.cuda.is_available():
 if "mlflow" not in sys.modules:
     sys.modules["mlflow"] = None  # type: ignore[assignment]
 
-# DeepSpeed imports Triton even on a CPU, only to see whether it is installed: 440 MB. So Triton is hidden.
+# DeepSpeed imports Triton even on a CPU, only to see whether it is installed, which takes 440 MB. So it is hidden.
 if "triton" not in sys.modules and not torch.cuda.is_available():
     sys.modules["triton"] = None  # type: ignore[assignment]
 
@@ -63,7 +63,7 @@ torch_internals.skip_compiler_import()
 # 3 every rank would print some warnings in each step.
 warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # by `Precision`
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Engine:
 
     Attributes:
         update_groups: names of the update groups, in order.
-        own_kinds: kinds of state, by parameter name, of parameters whose kinds differ from `zero_state.state_kinds`.
+        own_kinds: kinds of state (`Fragment`), by name, of parameters whose kinds differ from `zero_state.state_kinds`.
         objective: the model.
         average: the average of the weights; None if `decay` is None.
         forwards: stopwatch of forward passes.
@@ -113,7 +113,7 @@ class Engine:
         self._kinds = zero_state.state_kinds(averaged=averaged)
         self.config = config
         self.objective = model
-        self._movable: dict[str, list[nn.Parameter]] = {}
+        self._movable: dict[str, list[nn.Parameter]] = {}  # trained parameters, by update group
         for group in optimizer.param_groups:
             self._movable.setdefault(group.get(UPDATE_GROUP, ALL_PARAMETERS), []).extend(group["params"])
         self.update_groups = tuple(self._movable)
@@ -275,7 +275,7 @@ class Engine:
         return ReplicatedWeights([*buffers, *(weight for _, weight in teachers)], [*named, *teachers])
 
     def restore(self, restored_kinds: Iterable[str], read: zero_state.ReadRange) -> None:
-        """Overwrite every held range with `read(name, kind, start, stop)`, then rebuild the working weights.
+        """Overwrite all state that this rank holds with `read(name, kind, start, stop)`, then rebuild working weights.
 
         `restored_kinds`: kinds of state to restore, as far as a parameter has them: only "master" to start from
         weights, `zero_state.ALL_KINDS` to resume. If the average is not restored, it is reset to the weights.

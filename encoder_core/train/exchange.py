@@ -1,4 +1,4 @@
-"""Exchanges figures and examples (not gradients) between ranks.
+"""Exchanges figures (numbers and flags) and examples, but not gradients, between ranks.
 
 Ranks gather a row of figures before each step and another after it. The figures before a step (`exchange_signals`) are
 counts of targets, and flags such as "stop", on which all ranks must act in the same step. If a loss compares the
@@ -63,7 +63,7 @@ class StepSignals:
         keep: whether the state is copied to memory before this step; every rank must agree.
         wait: longest wait of any rank for data, in seconds.
         tokens: number of tokens in the batch.
-        digest: sum of the rows' checksums, a fingerprint of the trained bytes.
+        digest: sum of the checksums of the batch's rows, a fingerprint of the data that the step trains on.
         counts: number of targets in the batch, by loss term.
     """
 

@@ -1,4 +1,4 @@
-"""Leaves the process groups of this process, and aborts collectives that will never end.
+"""Leaves the torch.distributed groups of this process, and aborts collectives that will never end.
 
 If a rank dies, gloo raises an error on the other ranks. NCCL does not: its kernels wait on the GPU, and so does all
 code that waits for the GPU, until the communicators are aborted. Aborted kernels leave garbage as results. So another

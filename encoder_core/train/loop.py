@@ -105,10 +105,11 @@ class StepDataSource(Protocol):
 
 
 class Checkpointer(Protocol):
-    """Saves checkpoints. `begin` starts a save and returns at once; all ranks call `commit` at the same step.
+    """Saves checkpoints. `begin` starts a save and returns at once. `commit`, which all ranks call at the same step,
+    makes the uploaded checkpoint valid.
 
-    `is_due` is true only at steps before which XLNet's memory is recomputed, so these checkpoints contain no memory. A
-    run may end at any step, so `finish` also receives the memory.
+    `is_due` is true only at steps before which XLNet's memory is recomputed, so these checkpoints do not contain it.
+    A run may end at any step, so `finish` also receives XLNet's memory.
     """
 
     def is_due(self, step: int) -> bool: ...
@@ -143,7 +144,7 @@ class LossGuard(Protocol):
         ...
 
     def receive_report(self, report: StepReport) -> None:
-        """Receive the report of a step. May raise an error, on all ranks, which ends training without a commit."""
+        """Receive the report of a step. May raise an error, on all ranks, which ends training without committing."""
         ...
 
 
@@ -181,6 +182,7 @@ class TrainPlan:
     """A recipe's schedules and periods, as pure functions of the step.
 
     Attributes:
+        evaluate_every, compare_every: periods of evaluations and of weight comparisons, in steps; None: never.
         weights: function from a step to the weights of the loss terms whose weight is scheduled. Held-out losses use
             the terms' own weights.
         layers: function from a step to the settings of layers that are scheduled, by key of `LAYER_SETTERS`. An

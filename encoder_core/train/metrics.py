@@ -21,10 +21,11 @@ from encoder_core.train.settings import Pace
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Microbatch, RunningSums, gather_sums, seed_draws
 
-TARGETS_SUFFIX = "_targets"
-WEIGHTED_SUFFIX = "_weighted"
+TARGETS_SUFFIX = "_targets"  # ends the name of a term's number of targets
+WEIGHTED_SUFFIX = "_weighted"  # ends the name of a term's loss sum times its weight
 
 _FIGURES = (TERM_LOSS, *TERM_FIGURES)
+# Names of the sums from which figures are computed; other sums are reported under their own names.
 _SUMS_IN_FIGURES = {WEIGHTED_SUFFIX.strip("_"), *(name for one in _FIGURES for name in (one.part, one.whole))}
 
 
@@ -121,7 +122,7 @@ class StepReport:
         return {"copy_seconds": self.copied.seconds, "copy_bytes": self.copied.bytes}
 
 
-# Replaces the update group's name in the seed of an evaluation's random draws, whose step is 0.
+# Stands in place of an update group's name in the seed of an evaluation's random draws; the seed's step is 0.
 EVALUATION_DRAWS = "evaluation"
 
 

@@ -64,7 +64,7 @@ class OverlappedSums:
         bucket: int,
     ) -> None:
         self._dtype = dtype
-        self._active, self._next = False, 0
+        self._active, self._next = False, 0  # whether sums are reduced now; index of the next bucket
         place = {id(p): number for number, p in enumerate(order)}
         cut = [each for flat, parameters in sums for each in _cut_buckets(flat, parameters, bucket)]
         # The backward pass reaches a bucket's first parameter in forward order last; buckets are in that order.

@@ -143,10 +143,8 @@ def verified_rank_count(config: EngineConfig) -> int:
 
 
 def sums_are_verified(verified_counts: Sequence[int]) -> bool:
-    """Return whether ranks can skip `verify_gradient_sums`: every process has run it, and at least one of them with
-    several ranks, if there are several now. A process's libraries do not change.
-
-    `verified_counts`: each rank's `verified_rank_count`."""
+    """Return whether ranks can skip `verify_gradient_sums`: every process has run it and, if there are several ranks
+    now, one of them with several ranks. `verified_counts`: each rank's `verified_rank_count`."""
     return min(verified_counts) > 0 and max(verified_counts) >= min(len(verified_counts), 2)
 
 

@@ -72,7 +72,7 @@ class MemoryRefresh:
     """When XLNet's memory is recomputed, and from how many steps: a function of the step, the same in every run.
 
     Attributes:
-        every: period in steps: memory is recomputed before each multiple of it. At the start of a phase it is emptied.
+        every: period: memory is recomputed before each step that is a multiple of it. A phase starts with empty memory.
         steps: number of preceding steps, within the phase, from which memory is recomputed.
     """
 

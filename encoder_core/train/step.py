@@ -61,7 +61,7 @@ class RankBatch:
     total: int
 
     def round_count(self, world: int) -> int:
-        """Return the number of passes that every rank makes; ranks with fewer microbatches run idle ones at the end."""
+        """Return the number of rounds. In each, every rank runs a microbatch, an idle one if it has none left."""
         return -(-self.total // world)
 
     def microbatch(self, round_index: int, device: torch.device) -> Microbatch:
@@ -72,10 +72,10 @@ class RankBatch:
         return Microbatch(self.total, idle_batch(device))
 
 
-NO_WEIGHTS: Mapping[str, float] = {}
+NO_WEIGHTS: Mapping[str, float] = {}  # no term has a scheduled weight
 
 Memories = MutableMapping[int, tuple[Tensor, ...]]
-"""The memory that the module returned for each logical microbatch, to be passed with its rows of the next step."""
+"""The memory that the module returned, by index of the logical microbatch, to be passed with its next rows."""
 
 
 def accumulate_gradients(

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from encoder_core.train.exchange import RankGroup
 
-_INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 _TWO_32 = 1 << 32  # number of values of a 32-bit half
 
 # The checksum of a rank's weights, as two 32-bit halves; empty if there is nothing to compare.
@@ -48,8 +48,8 @@ class CorruptReplica(Exception):
         self.step, self.ranks, self.tensor = step, ranks, tensor
 
     def __str__(self) -> str:
-        who = f"of rank {', '.join(map(str, self.ranks))}" if self.ranks else "of some rank, unknown which,"
-        return f"the weights {who} were not what the others had at step {self.step} ({self.tensor or 'some'})"
+        who = f"of rank {', '.join(map(str, self.ranks))}" if self.ranks else "of an unknown rank"
+        return f"the weights {who} differ from the other ranks' at step {self.step} ({self.tensor or 'unknown weight'})"
 
 
 @dataclass(frozen=True)

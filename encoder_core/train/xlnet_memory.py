@@ -22,7 +22,7 @@ from encoder_core.train.settings import MEMORY_KIND
 from encoder_core.train.step import Memories, RankBatch
 from encoder_core.train.zero_state import Fragment, ReadRange
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = Mapping[str, tuple[int, ...]]  # shapes of a checkpoint's memory tensors, by name
 
 
 def recompute_memory(engine: Engine, before: Sequence[RankBatch], memories: Memories) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from encoder_core.train.settings import BUCKET_SIZE, Precision
 
 Device = Literal["cuda", "cpu"]
-"""Kind of device."""
+"""Kind of device whose memory is counted."""
 
 Stage = Literal[0, 1, 2, 3]
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)

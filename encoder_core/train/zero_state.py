@@ -50,10 +50,10 @@ class Fragment:
     tensors: dict[str, Float32[Tensor, " length"]]
 
 
-MASTER = "master"
+MASTER = "master"  # kind of state: the fp32 weight that the optimizer updates
 KINDS = (MASTER, *MOMENTS)
 """Kinds of state that every optimizer has for a parameter; only Muon's hidden matrices have others."""
-ALL_KINDS = (*KINDS, MOMENTUM, AVERAGE)
+ALL_KINDS = (*KINDS, MOMENTUM, AVERAGE)  # every kind that some parameter may have
 
 
 def state_kinds(*, averaged: bool) -> tuple[str, ...]:
@@ -64,8 +64,8 @@ def state_kinds(*, averaged: bool) -> tuple[str, ...]:
 
 
 def own_kinds(model: nn.Module, *, muon: bool, averaged: bool = False) -> dict[str, tuple[str, ...]]:
-    """Return by name the kinds of state of the parameters that differ from `state_kinds`, frozen parameters included:
-    Muon's hidden matrices; none with other optimizers.
+    """Return, by name, the kinds of state of the parameters whose kinds differ from `state_kinds`: Muon's hidden
+    matrices, even frozen ones. The result is empty for other optimizers.
     """
     own = (MASTER, MOMENTUM, AVERAGE) if averaged else (MASTER, MOMENTUM)
     return dict.fromkeys(hidden_matrices(model), own) if muon else {}

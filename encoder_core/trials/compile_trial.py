@@ -45,7 +45,7 @@ from encoder_core.trials.trial_process import (
     run_trial_process,
 )
 
-TRIAL_FUNCTION = "encoder_core.trials.compile_trial:serve"
+TRIAL_FUNCTION = "encoder_core.trials.compile_trial:serve"  # what the separate process runs
 _MAX_ERROR = 1e-4  # largest relative error of a compiled gradient in fp32
 _ERROR_RATIO = 4.0  # largest error of a compiled gradient in half precision / error of the uncompiled gradient
 _SMALL_BATCH_TOKENS = 64  # tokens of the small batch

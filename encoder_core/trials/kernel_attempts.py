@@ -1,10 +1,10 @@
 """The separate process of a kernel trial: it tries one kernel after the other, and reports each result at once.
 
-A network of the family, two layers deep, computes loss and gradients of the same rows with each kernel, at one place
-(`kernel_choice.py`) at a time. All other places use the kernel `written`, elementary torch operations. The gradients
-are compared with those of `written` in fp64. The error of `written` in the run's precision decides how large a kernel's
-error may be. Correct kernels may be timed, on rows of the run's shape. StableAdamW's kernels are compared on random
-gradients, by weights and moments.
+A network of the family, two layers deep, computes loss and gradients of the same rows with each kernel. A place is an
+operation for which there are several kernels (`kernel_choice.py`). While a kernel is tried at its place, all other
+places use the kernel `written`, elementary torch operations. The gradients are compared with those of `written` in
+fp64. The error of `written` in the run's precision decides how large a kernel's error may be. Correct kernels may be
+timed, on rows of the run's shape. StableAdamW's kernels are compared on random gradients, by weights and moments.
 
 After each kernel, torch's settings must be unchanged, and after a kernel that is not correct, `written` must still give
 the same result. Otherwise this process tries no more kernels.
@@ -43,11 +43,11 @@ from encoder_core.trials.trial_network import (
 )
 from encoder_core.trials.trial_process import Report, error_text
 
-# Lengths of the compared rows: a single token, shorter than a tile, and longer.
+# Lengths of the compared rows: a single token, shorter than a kernel's tile, and longer.
 _ROW_TOKENS = (1, 33, 130, 7, 64)
 _ERROR_RATIO = 4.0  # largest error of a kernel / error of `written` in the same precision
 _ACCEPTED_ERROR = 1e-6  # largest relative error that is accepted in any case
-_TIMED_RUNS, _WARM_UP_RUNS = 5, 2
+_TIMED_RUNS, _WARM_UP_RUNS = 5, 2  # number of timed passes, and of passes before them
 _PARAMETER_SIZES = (1, 700, 5000, 2048, 33)  # elements: less than, exactly, and more than a kernel's block
 # Kernels whose dropout on a GPU comes from the device's generator, and cannot be compared with `written`.
 _DRAW_BY_DEVICE: tuple[Candidate, ...] = (("attention", "flash"), ("attention", "padded"))
@@ -131,13 +131,14 @@ class _Trial:
             return self._compared_tensors(exact=True)
 
     @cached_property
-    def _formula_tensors(self) -> dict[str, Tensor]:
+    def _written_tensors(self) -> dict[str, Tensor]:
         with force_kernel("written"):
             return self._compared_tensors()
 
     @cached_property
     def bound(self) -> float:
-        return max(_ACCEPTED_ERROR, _ERROR_RATIO * relative_error(self._formula_tensors, self._exact_tensors))
+        """The largest error that a kernel may have."""
+        return max(_ACCEPTED_ERROR, _ERROR_RATIO * relative_error(self._written_tensors, self._exact_tensors))
 
     def kernel_error(self, candidate: Candidate) -> float:
         """Return the largest relative error of the gradients that this kernel gives."""
@@ -151,8 +152,8 @@ class _Trial:
             with force_kernel("written"):
                 again = self._compared_tensors()
             same = (
-                again.keys() == self._formula_tensors.keys()
-                and relative_error(again, self._formula_tensors) <= self.bound
+                again.keys() == self._written_tensors.keys()
+                and relative_error(again, self._written_tensors) <= self.bound
             )
         except BaseException as failed:  # such as the error of a GPU that can no longer be used
             return f"afterwards the kernel `written` failed: {error_text(failed)}"
@@ -272,5 +273,5 @@ def _process_settings() -> dict[str, object]:
         "torch's deterministic mode": torch.get_deterministic_debug_mode(),
         "torch's precision of fp32 products": torch.get_float32_matmul_precision(),
         "whether torch computes gradients": torch.is_grad_enabled(),
-        "whether torch casts by itself": torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+        "whether torch uses autocast": torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
     }

@@ -15,7 +15,7 @@ from encoder_core.layers.kernel_choice import Kernel, Place, Preference
 from encoder_core.trials.trial_network import TrialSubject, torch_settings
 from encoder_core.trials.trial_process import Deadline, Report, TrialEnded, run_trial_process
 
-TRIAL_FUNCTION = "encoder_core.trials.kernel_attempts:serve"
+TRIAL_FUNCTION = "encoder_core.trials.kernel_attempts:serve"  # what the separate process runs
 MAX_ERROR_CHARACTERS = 500  # largest number of characters of a failure's text
 _QUICKER_SHARE = 0.9  # a kernel is preferred if it takes less than this share of the default kernel's time
 _MAX_FAILED_STARTS = 2  # the trial ends after this many successive processes that ended before trying a kernel
@@ -78,7 +78,7 @@ class TrialUnit(NamedTuple):
     kernel: Kernel
 
 
-Candidate = tuple[Place, Kernel]
+Candidate = tuple[Place, Kernel]  # a kernel, and the operation for which it is tried
 
 
 def try_kernels(
@@ -133,7 +133,7 @@ class _Progress:
     def __post_init__(self) -> None:
         self._end = time.monotonic() + self.limits.whole
         self.deadline = Deadline(0.0)
-        self._tried_here = self._idle_starts = 0
+        self._tried_here = self._idle_starts = 0  # kernels tried by this process; starts in a row that tried none
 
     def next_request(self) -> Report:
         self.current, self._tried_here = None, 0
@@ -164,6 +164,7 @@ class _Progress:
         self.goes_on = False
 
     def process_ended(self, how: str) -> None:
+        """Decide whether to start another process, and what it tries, after one has ended too early (`how`: why)."""
         over = time.monotonic() >= self._end
         if self.current is None:
             self._idle_starts += 1

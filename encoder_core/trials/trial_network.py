@@ -1,7 +1,7 @@
 """A small network of a run's family, and rows for it, on which kernels and compiled layers are tried.
 
-Each of them computes gradients of the same loss, with the same dropout. They are judged by the largest relative error
-of a parameter's gradient.
+Every kernel, and the compiled layers, compute gradients of the same loss, with the same dropout. They are judged by the
+largest relative error of a parameter's gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from encoder_core.objectives.modules.multitask import multitask_model
 from encoder_core.objectives.modules.network import masked_language_model
 from encoder_core.objectives.plm import PlmConfig
 
-_LAYERS, _SEED = 2, 1
+_LAYERS, _SEED = 2, 1  # layers of the small network, seed of its weights and rows
 _VOCABULARY = 2500  # number of ids: more than a tile of the loss's kernel, and not a multiple of it
 _WEIGHT_STD = 0.05  # standard deviation of weights, large enough for attention scores to differ as after training
 _TOKENS_PER_TARGET = 7  # every seventh token is a target
@@ -86,7 +86,7 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
         torch.set_float32_matmul_precision(settings["precision"])
 
 
-_NETWORKS_TYPE = TypeAdapter(tuple[ModelConfig, ...])
+_NETWORKS_TYPE = TypeAdapter(tuple[ModelConfig, ...])  # converts `TrialSubject.networks` to and from JSON
 
 
 def shrink_network(network: ModelConfig, longest: int, reuse: int | None = None) -> ModelConfig:

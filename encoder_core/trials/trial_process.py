@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Report = dict[str, Any]
+Report = dict[str, Any]  # a report of the trial's process, or the request to it, as JSON
 _SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of prctl(2)
 _TICK_S = 0.5  # largest time between two calls of `tick`, in seconds
 _EXIT_WAIT_S = 2.0  # seconds that a process has to exit after closing its report pipe
 _CHUNK_BYTES = 1 << 16  # bytes that are read from a pipe at a time
 _QUOTED_CHARACTERS = 300  # number of characters of the end of a process's output that an error quotes
 _MAX_LINE_BYTES = 1 << 20  # largest size of a report's line
-_FINISHED_MESSAGE = {"finished": True}
+_FINISHED_MESSAGE = {"finished": True}  # last report of a process whose function has returned
 _CHILD_PROGRAM = "import sys\nfrom encoder_core.trials.trial_process import run_trial\nrun_trial(*sys.argv[1:])"
 
 
@@ -57,12 +57,12 @@ class _Child:
     """The trial's process, and the parent's ends of its pipes."""
 
     process: "subprocess.Popen[bytes]"
-    orders: int
-    reports: int
-    output: int
-    rest: bytes = b""
-    words: bytes = b""
-    open: set[int] = field(default_factory=set)
+    orders: int  # pipe to the process: the request, then an empty line after each report
+    reports: int  # pipe from the process: its reports
+    output: int  # pipe from the process: its stdout and stderr
+    rest: bytes = b""  # beginning of a report that is not yet complete
+    words: bytes = b""  # end of the output
+    open: set[int] = field(default_factory=set)  # pipes from the process that it has not closed
 
 
 def run_trial_process(
@@ -119,7 +119,7 @@ def _send_line(child: _Child, line: str) -> None:
 
 def _receive_reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Iterator[Report]:
     """Yield reports until the process has finished; raise TrialEnded if it ends before, or exceeds the deadline."""
-    heard = time.monotonic()
+    heard = time.monotonic()  # when the current wait began
     while True:
         ended, closed = _has_ended(child), child.reports not in child.open
         _read_pipes(child, 0.0 if ended else _EXIT_WAIT_S / 100 if closed else _TICK_S)

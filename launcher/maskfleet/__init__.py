@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from launcher.runtime.cluster.train_subprocess import Ending as Ending
     from launcher.runtime.cluster.train_subprocess import train as train
 
-_MODULE_BY_EXPORT = {
+_MODULE_BY_EXPORT = {  # modules of the exported names, which are imported at their first use
     "Ending": "launcher.runtime.cluster.train_subprocess",
     "ModelError": "encoder_core.errors",
     "Run": "launcher.app.api.run",
@@ -72,7 +72,7 @@ _MODULE_BY_EXPORT = {
     "train": "launcher.runtime.cluster.train_subprocess",
 }
 __all__ = sorted(["InTheWay", *_MODULE_BY_EXPORT])
-_PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
+_PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")  # our packages with common names
 # The folders that may hold Maskfleet's packages: the parent of this folder, or in a checkout its parent.
 _PACKAGE_FOLDERS = Path(__file__).resolve().parents[1:3]
 

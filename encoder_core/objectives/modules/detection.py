@@ -26,7 +26,7 @@ from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule, Te
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.optim.groups import UpdateGroups
 
-Part = Literal["generator", "discriminator"]
+Part = Literal["generator", "discriminator"]  # the two networks
 EMBEDDINGS_PREFIX = "encoder.embeddings."
 """Prefix of the names of the parameters that both networks may share."""
 
@@ -125,7 +125,7 @@ def discriminator_model(config: ModelConfig, *, embeddings: Embeddings | None = 
 
 
 class GradientDisentangledDetection(ReplacedTokenDetection):
-    """Two updates per step: of the group "generator" with its terms, then of "discriminator" with the term "rtd".
+    """Two updates per step: first the generator with its own terms, then the discriminator with the term "rtd".
 
     In training, a call without memory computes the generator's terms. It returns the sampled ids as memory, so the
     discriminator's call uses ids sampled before the generator's update. In evaluation one call computes both.

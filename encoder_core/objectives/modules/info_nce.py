@@ -14,8 +14,8 @@ the gradients of the sum of all N losses. For these it needs one number for each
 logarithm of the denominator. So nothing is summed over processes, and results do not depend on their number, up to
 rounding. Similarities are computed for one chunk of rows at a time, and never all stored.
 
-Shapes: n own examples, N all, G texts of an example (query, positive, hard negatives), D width; k rows, C columns. A
-text has 2 numbers: its own, and that of its partner (a query's positive, a positive's query, or none).
+Shapes: n own examples, N all, G texts of an example (query, positive, hard negatives), D width; k rows (c in a chunk),
+C columns. A text has 2 numbers: its own, and its partner's. A query and its positive are partners; others have none.
 """
 
 from collections.abc import Callable, Iterator
@@ -108,7 +108,7 @@ class _Texts:
         left_out_cC = of_c2[..., 0] == of_C2[:, 0]
         left_out_cC |= of_c2[..., 0] == of_C2[:, 1]
         left_out_cC |= of_c2[..., 1] == of_C2[:, 0]
-        at_c = own_c.clamp(min=0)
+        at_c = own_c.clamp(min=0)  # the row's own partner, which is never excluded
         left_out_cC.scatter_(1, at_c, left_out_cC.gather(1, at_c) & (own_c < 0))
         return self.vectors[chunk] @ columns.vectors.t(), left_out_cC
 
@@ -180,7 +180,7 @@ def _chunks(rows: int, columns: int) -> Iterator[slice]:
 
 
 class _CachedLoss(torch.autograd.Function):
-    """Autograd function of a loss that the first pass has computed, together with its gradient by the vectors."""
+    """Autograd function of a loss that is already known, as is its gradient with respect to the vectors."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:

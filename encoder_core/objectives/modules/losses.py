@@ -103,6 +103,6 @@ class CoupledObjective(ObjectiveModule):
 
     @abstractmethod
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
-        """Return the sums over some examples, from their rows of the first pass's memory, `own`, and of the result of
-        `couple`, `coupled`.
+        """Return the sums over some examples. `own`: their rows of the first pass's memory. `coupled`: their rows of
+        the tensors that `couple` has returned.
         """

@@ -1,8 +1,8 @@
 """Maximal update parametrisation (muP): initial weights and learning rates as functions of width (Yang et al. 2022,
 "Tensor Programs V", arXiv 2203.03466, table 8; for Muon Yang, Simon and Bernstein 2023, arXiv 2310.17813, condition 1).
 
-With muP, the best learning rate does not depend on the model's width. A model names its base, and all factors are
-relative to the base, where they are 1. `k` is a parameter's number of inputs in the model over that in the base:
+With muP, the best learning rate does not depend on the model's width. A model names a base, the same model in another
+width, whose factors are all 1. `k` is a parameter's number of inputs in the model over that in the base:
 
 | parameter                                      | initial std  | AdamW's rate | Muon's rate                          |
 |------------------------------------------------|--------------|--------------|--------------------------------------|
@@ -78,7 +78,7 @@ def mup_scales(model: ModelConfig, terms: Mapping[str, TermConfig]) -> dict[str,
         raise ModelError(
             f"the model and its base of width {model.mup.hidden} differ in more than width: only one of them has "
             f"{', '.join(sorted(own.keys() ^ base.keys()))}",
-            remedy="set model.mup.hidden to a width at which every network projects its embeddings if the model's does",
+            remedy="set model.mup.hidden to a width at which the base projects its embeddings where the model does",
         )
     return {name: _mup_factors(its, base[name]) for name, its in own.items()}
 

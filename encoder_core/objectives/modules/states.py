@@ -56,8 +56,8 @@ class States:
     def states_at(
         self, at_N: Int[Tensor, " positions"], max_per_row: int | None = None
     ) -> Float[Tensor, "positions hidden"]:
-        """Return the last layer's output at sorted flat positions. `max_per_row`: largest number of positions in a row;
-        see `rows_of_queries`.
+        """Return the last layer's output at the tokens whose indices, in ascending order, are `at_N`. `max_per_row`:
+        largest number of them in a row; see `rows_of_queries`.
         """
         if self._whole or not isinstance(self._encoder, DisentangledEncoder):
             return self.all_states.index_select(0, at_N)

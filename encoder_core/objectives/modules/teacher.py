@@ -140,7 +140,7 @@ def evenly_spaced_layers(student_layers: int, teacher_layers: int) -> tuple[int,
 
 
 def teacher_names_of_student(names: Sequence[str], layers: Sequence[int]) -> dict[str, str]:
-    """Return by a student's parameter name the name of the teacher's parameter from which it is initialised.
+    """Return, for each parameter name of a student, the name of the teacher's parameter from which it is initialised.
 
     Layer i is initialised from the teacher's layer `layers[i]`; parameters outside layers have the same name in both.
     `names`: the teacher's parameter names.

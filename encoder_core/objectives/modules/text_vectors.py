@@ -35,7 +35,7 @@ from encoder_core.objectives.modules.losses import AllExamples, CoupledObjective
 from encoder_core.objectives.modules.multitask import MultitaskModel
 
 _TERM_NAME = "contrastive"
-_METRICS = ("correct", "positive", "negative")
+_METRICS = ("correct", "positive", "negative")  # fields of `Contrast` that are reported
 
 
 class ContrastiveModel(CoupledObjective):
@@ -71,7 +71,7 @@ class ContrastiveModel(CoupledObjective):
         if isinstance(encoder, TwoStreamEncoder):
             encoder.mask.requires_grad_(False)
         self.projection = nn.Linear(width, width) if projection else None
-        self.terms = {f"{_TERM_NAME}_{cut}": cut for cut in matryoshka} or {_TERM_NAME: width}
+        self.terms = {f"{_TERM_NAME}_{cut}": cut for cut in matryoshka} or {_TERM_NAME: width}  # width by term
         self.weight, self.temperature, self.pooling = weight, temperature, pooling
         self.normalize, self.bidirectional = normalize, bidirectional
 
@@ -106,8 +106,8 @@ class ContrastiveModel(CoupledObjective):
 
     @torch.no_grad()
     def couple(self, own: Tensor, examples: AllExamples) -> tuple[Tensor, ...]:
-        """Return loss and metrics of this rank's examples, [n, terms, 4], then for each term the gradients of their
-        vectors, [n, G, width]. Collective.
+        """Return a tensor [n, terms, 4] of this rank's examples: the loss and three metrics. For each term follows a
+        tensor [n, G, width]: the gradients of their vectors. Collective.
 
         The gradients are those of the sum of the losses of all ranks' examples. `own`: this rank's vectors, with
         fingerprints.

@@ -2,9 +2,9 @@
 
     {"format": 2, "chain": [{"what": "run.json", "sha256": ["..."], "digest": "..."}, ...]}
 
-A link holds the SHA-256 of every 4 MiB of an object, or of every segment of an attempt's log. Its `digest` is a hash of
-these and of the `digest` of the link before, so the last `digest` covers the whole chain. A later certificate of the
-run keeps the earlier links and appends new ones.
+A link holds the SHA-256 of every 4 MiB of an object, or of every segment (stored part) of an attempt's log. An attempt
+is one start of training. A link's `digest` is a hash of these and of the `digest` of the link before, so the last
+`digest` covers the whole chain. A later certificate of the run keeps the earlier links and appends new ones.
 
 The signature is Ed25519 over the certificate's bytes: 64 bytes, which `openssl pkeyutl -verify -rawin` checks too.
 """
@@ -32,7 +32,8 @@ class _StrictModel(BaseModel, frozen=True, extra="forbid"): ...
 
 
 class ChainLink(_StrictModel, frozen=True):
-    """A link of the chain. `what`: key of the object, or prefix of the log. Only the newest of a `what` is valid."""
+    """A link of the chain: the digests of one object or log. `what`: key of the object, or prefix of the log's keys. A
+    later link with the same `what` replaces the earlier one."""
 
     what: str
     sha256: Digests
@@ -113,7 +114,7 @@ def _damaged_error(certificate_uri: str, reason: str) -> CertificateError:
 
 
 SIGNATURE_KEY = "certificate.sig"  # key in the run's store
-_PRIMITIVES_PACKAGE = "cryptography.hazmat.primitives"
+_PRIMITIVES_PACKAGE = "cryptography.hazmat.primitives"  # the package with Ed25519 keys
 
 
 def read_key(path: Path, kind: Literal["private", "public"]) -> Any:

@@ -39,7 +39,7 @@ from launcher.runtime.run.segments import (
     segment_prefix,
 )
 
-_IMMUTABLE_PREFIXES = (  # objects and logs of which no command changes what is written
+_IMMUTABLE_PREFIXES = (  # key prefixes of objects and logs that no command changes once they are written
     f"{METRICS}/",
     f"{EVENTS}/",
     "attempts/",
@@ -47,7 +47,7 @@ _IMMUTABLE_PREFIXES = (  # objects and logs of which no command changes what is 
     "removals/",
     "tokenizers/",
 )
-_UNCERTIFIED_PREFIXES = (  # objects that commands rewrite or delete, so no certificate lists them
+_UNCERTIFIED_PREFIXES = (  # key prefixes of objects that commands rewrite or delete, so no certificate lists them
     CERTIFICATE_KEY,
     SIGNATURE_KEY,
     "attempts/deaths.json",
@@ -59,13 +59,13 @@ _UNCERTIFIED_PREFIXES = (  # objects that commands rewrite or delete, so no cert
     "baselines.json",
     "cache/",
 )
-_SKIPPED_SUFFIXES = (".heartbeat", ".jsonl")  # heartbeats change; `_hash_logs` hashes segments of logs
+_SKIPPED_SUFFIXES = (".heartbeat", ".jsonl")  # key suffixes: heartbeats change; `_hash_logs` hashes segments of logs
 
 
 @dataclass
 class CertificateCheck:
     """The result of comparing a run with its certificate. `contents`: digests of what the run keeps; `problems`: URIs,
-    each with what is wrong there; `notes`: allowed differences, such as new records and deleted commits."""
+    each with what is wrong there; `notes`: allowed differences, such as new records and deleted checkpoints."""
 
     contents: dict[str, Digests]
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -135,7 +135,7 @@ def compare_with_certificate(
             found.notes += [f"{place}: {change}" for place, change in changes]
         else:
             found.problems += changes
-    found.notes += [f"the commit of step {mark.step} is no longer kept" for mark in sorted(deleted)]
+    found.notes += [f"the checkpoint of step {mark.step} is no longer kept" for mark in sorted(deleted)]
     found.notes += _torch_version_changes(store)
     if new := sum(len(found.contents[what]) > len(known.get(what, ())) for what in found.contents):
         found.notes.append(f"{new:,} files and logs are new or have grown since the certificate was written")
@@ -153,6 +153,7 @@ def _torch_version_changes(store: Store) -> Iterator[str]:
 
 
 def _digest_changes(key: str, certified_digests: Digests, current_digests: Digests) -> Iterator[str]:
+    """Yield a text for each chunk of an object, or segment of a log (its key ends with /), that has changed."""
     log = key.endswith("/")
     for number, (before, after) in enumerate(zip_longest(certified_digests, current_digests)):
         start = number * DIGEST_CHUNK_BYTES
@@ -205,6 +206,7 @@ def _hash_logs(store: Store) -> dict[str, Digests]:
 
 
 def _segment_digests(store: Store, folder: str, attempt: int) -> Iterator[str]:
+    """Yield the SHA-256 of each segment of an attempt's log once, even if it is also in a pack of segments."""
     after = -1
     for stretch, data in read_segments(store, folder, attempt):
         packed = Pack(store, stretch).segment_contents() if data is None else iter([(stretch.first, data)])

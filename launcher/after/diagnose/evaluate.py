@@ -1,6 +1,7 @@
-"""Measures a commit of a run on all tasks of its recipe, or a checkpoint on the tasks of `maskfleet diagnose`.
+"""Measures a commit (committed checkpoint) of a run on all evaluation tasks of the run's recipe; or, for `maskfleet
+diagnose`, a run's or a folder's model on the tasks that the user names. No running training is needed, and no Ray.
 
-This needs neither Ray nor a training. Weights are read into memory first, so the checkpoint may be deleted meanwhile.
+Weights are read into memory first, so the checkpoint may be deleted meanwhile.
 """
 
 import time
@@ -91,7 +92,7 @@ def _read_if_kept(run: Run, checkpoint_name: CheckpointName) -> Checkpoint | Non
 
 
 def _diagnostic_cell(checkpoint: Checkpoint, task: EvaluationTask, task_data: TaskData | None) -> DiagnosticCell:
-    """Return the identity under which the result of a task is stored."""
+    """Return the identity under which a checkpoint's result on a task is stored."""
     run, recipe = checkpoint.run, checkpoint.run.recipe
     if task_data is not None:
         data = task_data.digest
@@ -112,7 +113,7 @@ def _measure_figures(checkpoint: Checkpoint, task: EvaluationTask, task_data: Ta
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The figures of one measurement, with a title for the user."""
+    """The figures (measured numbers) of one task, with a title for the user."""
 
     title: str
     task: str
@@ -137,8 +138,8 @@ def diagnose_checkpoint(
     Args:
         tasks: names or YAML files of tasks.
         data: folder or s3:// URI with the files of the tasks.
-        poolings: ways to pool the hidden states of a text to one vector, each measured.
-        limit: largest number of examples of a split.
+        poolings: ways to pool a text's hidden states to one vector. Each is measured.
+        limit: largest number of examples of a split that a probe uses.
 
     Raises OptionError if there is nothing to measure; and the errors of `open_frozen_encoder` and `load_task`.
     """

@@ -1,4 +1,4 @@
-"""The Ray actor that evaluates commits; `launcher.after.diagnose.evaluators` starts it.
+"""The Ray actor that evaluates a run's commits (committed checkpoints). `diagnose/evaluators.py` starts it.
 
 It imports torch and the measures only when it evaluates, because the imports take seconds of CPU time from training.
 """

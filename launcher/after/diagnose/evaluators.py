@@ -1,4 +1,4 @@
-"""Evaluates commits while the run trains, in a Ray actor that training never waits for.
+"""Evaluates a run's commits (committed checkpoints) while it trains, in a Ray actor that training never waits for.
 
 A thread of the driver looks for new commits and hands the newest one to the evaluator. The actor reserves no GPU and no
 CPU, and runs on idle cores. It reads weights from the run's store and writes results there; ranks do not know of it. If
@@ -53,6 +53,7 @@ class CommitEvaluator:
         self._tries = Counter[CheckpointName]()
         self._told: set[str] = set()  # failures and warnings that were shown already
         self._actor: Any = None
+        # `_last` is set when no further commit will come, or by `close`.
         self._last, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._evaluate_until_stopped, name="evaluation", daemon=True)
         self._thread.start()
@@ -105,6 +106,7 @@ class CommitEvaluator:
         return waiting[-1] if waiting else None
 
     def _try_evaluation(self, commit: CheckpointName) -> None:
+        """Evaluate a commit, and record how that ended. If the actor fails too often, give the commit up."""
         self._tries[commit] += 1
         try:
             outcome = self._evaluate(commit)

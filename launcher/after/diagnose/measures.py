@@ -54,7 +54,7 @@ class ProbeSplits:
 
 @dataclass(frozen=True)
 class _ProbeScores:
-    """The best penalty's probe: accuracies on dev and on test."""
+    """The accuracies, on dev and on test, of the probe with the best penalty."""
 
     dev: float
     test: float
@@ -160,7 +160,7 @@ def _spearman(vectors: NDArray[np.floating], pairs: Sentences) -> float:
     return float(stats.spearmanr(found, pairs.labels).statistic)
 
 
-_MIN_ROW_TOKENS = 32  # shortest measured rows, in tokens
+_MIN_ROW_TOKENS = 32  # shortest row length at which held-out loss is measured, in tokens
 _BATCH_ROWS = 64  # largest number of rows in a forward pass
 
 
@@ -203,6 +203,7 @@ def _measured_lengths(spec: StreamSpec) -> list[int]:
 
 
 def _heldout_metrics(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[str, float]:
+    """Return the losses and metrics on the first `rows` rows of held-out text that `spec` describes."""
     run = checkpoint.run
     stream = Stream(spec, cache=run.store.with_prefix("cache"))
     last, size = min(rows, stream.samples_per_epoch), min(run.recipe.microbatch_rows_by_phase[-1], _BATCH_ROWS)

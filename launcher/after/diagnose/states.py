@@ -142,10 +142,10 @@ TokenRow = NDArray[np.int64]
 """Token ids of one row, special ones included."""
 
 PooledStates = Mapping[Pooling, NDArray[np.float32]]
-"""Pooled hidden states by pooling, each [D, N, H]."""
+"""For each pooling, the vectors of N texts at D depths, [D, N, H]."""
 
 _BATCH_TOKENS = 8192  # largest number of tokens in a forward pass of several rows
-_CLASS_SEGMENT_ID = 2  # XLNet's segment id, which only the class token has
+_CLASS_SEGMENT_ID = 2  # segment id of XLNet's class token, which no other token has
 
 
 def encode_text_rows(frozen: FrozenEncoder, texts: Sequence[str]) -> list[TokenRow]:

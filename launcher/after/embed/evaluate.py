@@ -1,9 +1,9 @@
 """Measures a model's vectors: similarity (STS) with sentence-transformers' own evaluator, retrieval as BEIR does.
 
 Documents are ranked by the cosine and measured by trec_eval's rules. The retrieval evaluator of sentence-transformers
-is not used, because it ignores grades, and ranks a query's own document.
+is not used, because it ignores grades, and ranks a document that has the query's own id.
 
-Shapes: Q queries, D documents of a chunk, K of a ranking, W width of a vector.
+Shapes: Q queries, D documents of a chunk, K documents of a ranking, W width of a vector.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

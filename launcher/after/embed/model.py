@@ -1,6 +1,6 @@
 """A checkpoint as a `SentenceTransformer`: our exports, and folders that sentence-transformers wrote.
 
-A folder is data. Weights are read from safetensors only, no code of the folder's is run, and nothing is downloaded.
+Weights are read from safetensors only, none of the folder's code is run, and nothing is downloaded.
 """
 
 import logging
@@ -109,7 +109,7 @@ def _check_model_files(folder: Path, module_folders: Iterable[str]) -> None:
         if not any((folder / place / name).is_file() for name in (WEIGHTS, INDEX)):
             raise ModelError(
                 f"{folder / place} has no {WEIGHTS}",
-                remedy="maskfleet opens no pickled weights: load the model where you trust it, and write it with "
+                remedy="Maskfleet opens no pickled weights: load the model where you trust it, and write it with "
                 "save_pretrained(folder)",
             )
     first = next(iter(module_folders), "")
@@ -154,6 +154,7 @@ def _apply_encoding(loaded_modules: Sequence[Any], encoding: EncodingSettings, f
 
 
 def _check_width(later_modules: Sequence[Any], width: int, folder: Path) -> None:
+    """Raise ModelError if a module after the pooling takes vectors of another width than `width`."""
     for module in later_modules:
         needed = getattr(module, "in_features", width)
         if needed != width:

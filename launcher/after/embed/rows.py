@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Columns of texts, in the order of the loss, and their labels.
+    """Columns of texts, in the order that the loss takes them, and a label for each row.
 
     Attributes:
         texts: columns of equal length.
@@ -76,7 +76,7 @@ def join_task_pairs(task_examples: Sequence[tuple[Task, Examples]]) -> TextColum
 
 
 def _training_labels(task: Task, examples: Sentences, classes: tuple[str, ...]) -> list[int] | list[float]:
-    """Return the labels as indices into `classes`, or without classes the scores, scaled to 0 to 1."""
+    """Return the labels as indices into `classes`; without classes, the scores, scaled to lie between 0 and 1."""
     if classes:
         return [classes.index(task.labels[int(label)]) for label in examples.labels]
     scores = np.asarray(examples.labels, dtype=np.float64)

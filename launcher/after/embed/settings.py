@@ -13,6 +13,7 @@ from launcher.after.tasks.task import bundled_yaml_texts, read_yaml
 from launcher.errors import RecipeError
 from launcher.runtime.recipe import document as recipe_yaml
 
+# How messages name this kind of document, and the command that shows a complete one.
 _DOCUMENT_WORDING = recipe_yaml.DocumentWording("training's settings", "maskfleet embed settings nli", RecipeError)
 
 
@@ -112,8 +113,8 @@ class RowSource(_SettingsModel):
         split: split of the tasks.
         files: .jsonl, .tsv, .csv or .parquet files, text files also with .gz or .zst; read one after another.
         encoding: Python's name of the text files' encoding; a byte order mark overrides it.
-        published: place where the files are published.
-        texts: columns in the order of the loss: (anchor, positive, negatives...), or the two texts of a pair. A column
+        published: place where the files are published, for messages.
+        texts: columns as the loss takes them: (anchor, positive, negatives...), or the two texts of a pair. A column
             is a name, or a number from 1 if no first line names the columns.
         label: column of the class or score.
         classes: names of the classes as the files spell them, for softmax.
@@ -151,7 +152,7 @@ class RowSource(_SettingsModel):
             raise ValueError(f"{self.label} is both a text and the label")
         if not self.scores[0] < self.scores[1]:
             raise ValueError(f"scores go from {self.scores[0]:g} to {self.scores[1]:g}: give the lowest first")
-        if self.prompts and len(self.prompts) != len(self.texts or "12"):
+        if self.prompts and len(self.prompts) != len(self.texts or "12"):  # tasks have two texts
             raise ValueError(f"prompts has {len(self.prompts)} entries, but there are {len(self.texts or '12')} texts")
         return self
 
@@ -163,7 +164,7 @@ class RowSource(_SettingsModel):
 
 
 class EmbedTrainingSettings(EncodingSettings):
-    """The settings of a training, except the model from which it starts.
+    """The settings of an embedding training, except the model from which it starts.
 
     Attributes:
         matryoshka: lengths to which vectors can be cut: the loss is also computed on the cut vectors (2205.13147).

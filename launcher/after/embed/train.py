@@ -49,7 +49,7 @@ _SHOWN_METRIC_NAMES = {  # names in our log, by the Trainer's names
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a training.
+    """The result of an embedding training.
 
     Attributes:
         model: the model with the chosen weights.

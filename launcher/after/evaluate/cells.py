@@ -1,4 +1,5 @@
-"""A grid of cells, each one measurement of one checkpoint, and the table of their results.
+"""The cells of an evaluation grid, their stored results, and the table of results. A cell is one measurement of one
+checkpoint on one task with one seed.
 
 A result is an object in the store of results. Its key is a hash of what the result depends on: weights, measure, task,
 settings and seed. So the results of a checkpoint that was moved, or of a task that was renamed, are found again.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 CELL_RULES_VERSION = 3
 """The version of our code for cells, a part of each cell's key. Raise it with every change of the code that changes the
 result of a cell."""
+# Packages whose versions each result records.
 _VERSIONED_PACKAGES = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
 
 
@@ -36,7 +38,7 @@ class _FrozenModel(BaseModel):
 
 
 class Cell(_FrozenModel):
-    """The names and digests of a checkpoint, a task, and a measurement.
+    """A measurement of one checkpoint on one task, identified by digests.
 
     Attributes:
         source, step: run or folder of the checkpoint, and its step, for the user.
@@ -69,7 +71,7 @@ class Cell(_FrozenModel):
 
 
 class CellFigures(_FrozenModel):
-    """The figures of a cell.
+    """The numbers that a cell measured.
 
     Attributes:
         metrics: metrics by name; None for a number that is not finite (the correlation of a constant). Checkpoints are
@@ -186,8 +188,8 @@ def _result_key(cell_key: str) -> str:
 
 
 def tabulate_results(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[TableRow]:
-    """Return a row for each checkpoint and task, in the order of `cells`, with the figures of the settings whose median
-    over seeds on dev is best. `results`: by key."""
+    """Return a row for each checkpoint and task, in the order of `cells`. It shows the best settings: of those with
+    results for the most seeds, those whose first metric has the highest median. `results`: by key."""
     groups: dict[tuple[object, ...], dict[str, Cell]] = {}
     for cell in cells:
         place = (cell.source, cell.step, cell.weights, cell.measure, cell.task, cell.data)
@@ -200,6 +202,7 @@ ResultsBySeed = dict[int, CellResult]
 
 
 def _table_row(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> TableRow:
+    """Return the row of one checkpoint and task. `cells`: its cells, for all settings and seeds."""
     first, choices = cells[0], _group_by_settings(cells, results)
     there = sum(map(len, choices))
     metric = next((name for choice in choices for one in choice.values() for name in one.measured.metrics), None)

@@ -40,8 +40,8 @@ _MAX_TRACE_CHARACTERS = 4000  # a longer traceback is cut at its beginning
 
 @dataclass(frozen=True)
 class CellResources:
-    """The numbers of cores and GPUs of a cell. Cells can share a core or GPU, each with a fraction. `gpus` None: one
-    GPU if the cluster has any."""
+    """The numbers of cores and GPUs of each cell. With fractions, cells share a core or GPU. `gpus` None: one GPU, if
+    the cluster has any."""
 
     cpus: float = 1.0
     gpus: float | None = None

@@ -23,7 +23,7 @@ from launcher.errors import TaskError
 from launcher.runtime.recipe.document import RecipeDocument, apply_assignments, validate
 from launcher.runtime.run.record import RECORD_FILE, open_run
 
-_VECTOR_TASK_KINDS = ("similarity", "retrieval")
+_VECTOR_TASK_KINDS = ("similarity", "retrieval")  # measured by a model's vectors, without fine-tuning
 
 
 def plan_measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[MeasureSpec]:
@@ -133,6 +133,7 @@ def _searched_splits(source: str) -> Sequence[IndexedSplit] | None:
 
 
 def _data_cards(source: str) -> Mapping[str, DataCard | None] | None:
+    """Return the data cards of the corpora of a run or an exported model, by source; None if it has none."""
     store = open_store(source)
     if store.size(RECORD_FILE) is not None:
         return read_run_cards(open_run(source))

@@ -178,7 +178,7 @@ def _describe_network(hf_interchange: HfFormat, part: str | None, manifest: Chec
 
 
 def newest_checkpoints(run: Run, count: int) -> list[CheckpointManifest]:
-    """Return the newest `count` checkpoints of the run's present history, the oldest first.
+    """Return the newest checkpoint and the `count` - 1 before it that it continues, the oldest first.
 
     Raises:
         RunError: the run has fewer.

@@ -71,13 +71,13 @@ class ExportedNetwork:
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """The facts about a checkpoint for its card.
+    """The facts about a checkpoint for its model card.
 
     Attributes:
         heldout: the newest held-out evaluation up to the checkpoint's step; None if its history has none.
-        data: for each source, its row in the card's table of sources.
+        data: for each source, its row in the model card's table of sources.
         cards: name and data card of each source whose card records origins of its text, or removed documents.
-        certificate: sentence about the run's certificate.
+        certificate: sentence that says whether the run's certificate (hashes of its files) covers the checkpoint.
         weights_note: sentence that says how the weights were averaged; empty if they are the checkpoint's own.
     """
 
@@ -151,7 +151,7 @@ def _source_table_row(run: Run, name: str) -> str:
 
 
 def _certificate_sentence(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
-    """Return the card's sentence about the run's certificate. Raises StoreError."""
+    """Return the model card's sentence about the run's certificate. Raises StoreError."""
     try:
         found = read_certificate(run.uri)
     except CertificateError as error:
@@ -286,7 +286,7 @@ def _heldout_loss_text(record: Record | None) -> str:
     return f"{losses_text(term_losses(record), record.get('perplexity'))}, after step {record['step']:,}"
 
 
-DATA_CARDS_FILE = "data_cards.json"
+DATA_CARDS_FILE = "data_cards.json"  # beside an exported model: descriptions of the corpora it was trained on
 
 
 class _DataCardsFile(BaseModel):

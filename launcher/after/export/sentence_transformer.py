@@ -12,10 +12,10 @@ from checkpoints.hf.folder import CONFIG
 from encoder_core.errors import ModelError
 
 Pooling = Literal["cls", "mean", "weighted_mean", "last_token", "max"]
-MODULES_FILE = "modules.json"
-SETTINGS_FILE = "config_sentence_transformers.json"
+MODULES_FILE = "modules.json"  # lists the modules that a SentenceTransformer applies one after another
+SETTINGS_FILE = "config_sentence_transformers.json"  # holds prompts and the similarity function
 
-_POOLING_SWITCHES = {
+_POOLING_SWITCHES = {  # fields of the pooling module's config.json, by sentence-transformers' name of the pooling
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
     "mean": "pooling_mode_mean_tokens",
@@ -25,7 +25,7 @@ _POOLING_SWITCHES = {
 _CLASS_TOKEN_LAST_TYPES = ("xlnet",)  # model types whose class token is the last token
 # Names of the hidden size in config.json: in most models', in XLNet's, in XLM's, in DistilBERT's.
 _WIDTH_FIELDS = ("hidden_size", "d_model", "emb_dim", "dim")
-_MODULE_PACKAGE = "sentence_transformers.models"
+_MODULE_PACKAGE = "sentence_transformers.models"  # the package of the classes that modules.json names
 
 
 def sbert_pooling_name(pooling: str, model_type: str) -> str:

@@ -29,8 +29,8 @@ from encoder_core.objectives.modules.network import masked_language_model
 from launcher.after.finetune.model import load_weights, silence_transformers
 from launcher.errors import EVALUATE_EXTRA, import_optional
 
-MASK = "<mask>"
-_MASK_PATTERN = re.compile(r"<mask(?::(\d{1,6}))?>")
+MASK = "<mask>"  # how a user writes a mask, whatever the tokenizer calls it
+_MASK_PATTERN = re.compile(r"<mask(?::(\d{1,6}))?>")  # `<mask:N>` stands for N masked tokens
 
 
 @dataclass(frozen=True)
@@ -187,14 +187,14 @@ def predict_masks(
 
 
 def _tied_tensors(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of tied parameters of which only the other name is stored, by their missing names."""
+    """Return, by name, the parameters that `tensors` lacks because they are tied to a parameter that it has."""
     stored = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
     return {name: tensors[first] for name, first in names.items() if name not in tensors}
 
 
 class TextWriter:
-    """The encoder and decoder in a folder in the transformers format, on the CPU.
+    """The encoder and decoder (BART) in a folder in the transformers format, on the CPU.
 
     Raises:
         ModelError, TaskMismatch: the folder holds no such model, or some of its weights are missing.

@@ -23,18 +23,18 @@ from launcher.errors import EVALUATE_EXTRA, describe_error, import_optional
 IGNORED_LABEL = -100
 """The label of positions that the loss ignores."""
 _MIN_CONTEXT_TOKENS = 8  # least number of context tokens in a window
-_MODEL_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
-OutputArray = NDArray[np.float32]
+_MODEL_INPUTS = ("input_ids", "token_type_ids", "attention_mask")  # the tokenizer's outputs that models take
+OutputArray = NDArray[np.float32]  # logits, as `Trainer.predict` returns them
 
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """The part of a context in one row.
+    """The part of a question's context that one row holds.
 
     Attributes:
         question: index of the example.
         first: position in the row of the window's first context token.
-        null: position in the row of the class token, whose logits score "no answer".
+        null: position in the row of the class token. Its logits score "no answer".
         characters: [tokens, 2], the characters of the context at which each token begins and ends.
     """
 
@@ -177,6 +177,7 @@ class ExampleEncoder:
         )
 
     def _encode_words(self, examples: TaggedSentences) -> "EncodedWords":
+        """Encode sentences. A word is labelled at its first token, in the window with the most text around it."""
         texts = [[self._without_dropped_characters(word) for word in words] for words in examples.words]
         encoded = self._tokenize_windows([" ".join(words) for words in texts], None)
         ends = [np.array(list(accumulate(len(word) + 1 for word in words)), np.int64) - 1 for words in texts]
@@ -213,6 +214,7 @@ class ExampleEncoder:
         return EncodedQuestions(self.task, examples, dataset, windows, self.settings.max_answer)
 
     def _tokenize_windows(self, first: list[str], second: list[str] | None) -> Any:
+        """Return the tokenizer's encoding of texts or pairs, in which long ones become several overlapping rows."""
         around = self.tokenizer.num_special_tokens_to_add(pair=second is not None)
         room = self.max_length - around - (0 if second is None else self.settings.max_query)
         if room < _MIN_CONTEXT_TOKENS:

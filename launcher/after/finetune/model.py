@@ -16,11 +16,12 @@ from data_service.tokenizers.files import check_definition_file, library_errors
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
 from launcher.errors import EVALUATE_EXTRA, describe_error, import_optional
 
-Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnswering"]
+Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnswering"]  # as in `AutoModelFor<head>`
 _IMPORT_PURPOSE = "fine-tuning"  # what needs a package, for the message if it is not installed
 _MAX_PLAUSIBLE_TOKENS = 1 << 20  # tokenizers without a maximal length report more tokens than this
+# Finds a layer's number in the name of a parameter, for the encoders in transformers.
 _LAYER_NUMBER_PATTERN = re.compile(r"(?:^|\.)(?:layers?|albert_layer_groups|attentions|layer_norm[12]|ffns)\.(\d+)\.")
-_LOADING_OPTIONS = {"local_files_only": True, "trust_remote_code": False}
+_LOADING_OPTIONS = {"local_files_only": True, "trust_remote_code": False}  # for every `from_pretrained`
 
 
 def open_tokenizer(folder: Path) -> Any:

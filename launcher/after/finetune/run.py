@@ -40,8 +40,8 @@ from launcher.runtime.run.log import encode_line
 
 _LOG = logging.getLogger("launcher.after.finetune")
 _EVALUATION_BATCH_ROWS = 64  # number of rows in a batch when splits are measured
-RESULTS_FILE = "results.json"
-_PIPELINE_BY_HEAD = {
+RESULTS_FILE = "results.json"  # results and settings, written beside the fine-tuned model
+_PIPELINE_BY_HEAD = {  # transformers' pipeline for the model card, by head
     "SequenceClassification": "text-classification",
     "TokenClassification": "token-classification",
     "QuestionAnswering": "question-answering",
@@ -57,7 +57,7 @@ def finetune(
 ) -> FinetuneOutcome:
     """Fine-tune a model for a task.
 
-    `out`: empty folder for the chosen model; None: the model is not written.
+    `out`: empty folder for the model with the chosen epoch's weights; None: it is not written.
 
     Raises:
         TaskMismatch: if checkpoint, tokenizer, task and settings do not fit each other.
@@ -195,6 +195,7 @@ def _score_outputs(split: EncodedSplit, outputs: Any, threshold: float | None = 
 
 
 def _epoch_curves(history: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> tuple[Epoch, ...]:
+    """Return the completed epochs. `history`: the Trainer's log. `metrics`: names of the metrics on dev."""
     losses = [record["loss"] for record in history if "loss" in record]
     measured = [record for record in history if f"eval_{metrics[0]}" in record]
     return tuple(

@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from launcher.errors import OptionError, RunError
 from launcher.runtime.recipe.document import DocumentWording, RecipeDocument, validate
 
-DOCUMENT_WORDING = DocumentWording("fine-tuning", "maskfleet tasks show sst2", OptionError)  # for messages
+# How messages name a document with these settings, and the command that shows a complete one.
+DOCUMENT_WORDING = DocumentWording("fine-tuning", "maskfleet tasks show sst2", OptionError)
+# Settings of versions before 0.3.0, which are errors now.
 _RETIRED_SETTINGS = ("reinit_layers", "freeze", "pooling", "layers", "dropout", "task_dropout", "threads")
 
 

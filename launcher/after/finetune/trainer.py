@@ -13,7 +13,7 @@ def training_arguments(kind: Any, settings: Any, *, seed: int, scratch: Path, **
 
     Args:
         settings: `FinetuneSettings` or `EmbedTrainingSettings`.
-        scratch: folder for weights.
+        scratch: temporary folder, for weights that the Trainer saves.
         own: arguments that only one of the two trainings has.
     """
     import_optional("accelerate", "training", EVALUATE_EXTRA)

@@ -25,7 +25,7 @@ from launcher.output import human_bytes
 
 OPSET = 18
 """The version of ONNX's operators that torch's exporter writes without converting."""
-GRAPH_FILE, INT8_GRAPH_FILE = "onnx/model.onnx", "onnx/model_quantized.onnx"
+GRAPH_FILE, INT8_GRAPH_FILE = "onnx/model.onnx", "onnx/model_quantized.onnx"  # paths in the exported folder
 _MAX_FILE_BYTES = 1_900_000_000  # larger weights go into a file of their own: a protobuf holds 2 GiB at most
 
 

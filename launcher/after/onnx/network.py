@@ -18,7 +18,7 @@ from launcher.after.finetune.model import load_weights
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.errors import import_optional
 
-ONNX_PURPOSE, ONNX_EXTRA = "an ONNX graph", "onnx"
+ONNX_PURPOSE, ONNX_EXTRA = "an ONNX graph", "onnx"  # for `import_optional`: what needs a package, and the pip extra
 _TOKEN_HEAD_SUFFIXES = ("ForMaskedLM", "ForPreTraining", "XLMWithLMHeadModel")
 """Endings of the names of classes whose heads score every token. XLNet's class is left out, because its head needs
 states that do not see their own token."""

@@ -24,7 +24,7 @@ from launcher.errors import import_optional
 
 PARITY_TOLERANCE = 1e-4
 """Largest difference that counts as rounding, relative to the largest number of the output."""
-_BATCH_COUNT, _MAX_BATCH_ROWS = 6, 4
+_BATCH_COUNT, _MAX_BATCH_ROWS = 6, 4  # number of random batches that are compared, and most rows of a batch
 _MAX_SAMPLE_TOKENS = 300  # largest number of tokens of a row: more than a window of local attention
 GraphOutputs = Mapping[str, NDArray[np.float32]]
 """Outputs of a graph by name. Those with a value for each token have no padding: [T, ...]."""

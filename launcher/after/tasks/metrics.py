@@ -21,8 +21,8 @@ from launcher.after.tasks.examples import Examples, Questions, Sentences, Tagged
 from launcher.after.tasks.schema import MetricName, TaskDescription
 from launcher.errors import EVALUATE_EXTRA, TaskError, import_optional
 
-_ARTICLE_PATTERN = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = frozenset(string.punctuation)
+_ARTICLE_PATTERN = re.compile(r"\b(a|an|the)\b")  # dropped from answers, as SQuAD's script does
+_PUNCTUATION = frozenset(string.punctuation)  # dropped from answers, as SQuAD's script does
 _CMRC_PUNCTUATION = frozenset("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001 - the official script's
 _CHINESE_CHARACTER = re.compile(r"([\u4e00-\u9fa5])")
 # NLTK's word rules: the text's final period is split off, and a comma unless a digit follows.
@@ -32,6 +32,7 @@ _WORD_PATTERN = re.compile(
 
 
 def _answer_score(accepted: str, predicted: str, *, exact: bool, chinese: bool) -> float:
+    """Return exact match or F1 of a predicted and an accepted answer, as CMRC (`chinese`) or SQuAD defines it."""
     if chinese and exact:
         return float(normalise_cmrc_answer(accepted) == normalise_cmrc_answer(predicted))
     if chinese:
@@ -73,6 +74,7 @@ def normalise_cmrc_answer(answer: str) -> str:
     return "".join(character for character in answer.lower().strip() if character not in _CMRC_PUNCTUATION)
 
 
+# Predictions for all examples of a split; `compute_metrics` says which form each kind of task has.
 Predictions = NDArray[np.int64] | NDArray[np.float64] | tuple[tuple[int, ...], ...] | Mapping[str, str]
 
 _IMPORT_PURPOSE = "measuring a task"  # what needs a package, for the message if it is not installed
@@ -140,7 +142,7 @@ def _compute_metric(metric: MetricName, gold: NDArray[np.generic], predicted: ND
     raise AssertionError(f"task_issues rejects {metric} for these kinds of tasks")
 
 
-TagSequences = tuple[tuple[int, ...], ...]
+TagSequences = tuple[tuple[int, ...], ...]  # the index of a tag for each word of each sentence
 
 
 def _tag_metric(metric: MetricName, task: TaskDescription, gold: TagSequences, predicted: TagSequences) -> float:

@@ -37,7 +37,7 @@ from launcher.after.tasks.schema import (
 from launcher.errors import TaskError
 
 _DOCUMENT_SEPARATOR = "-DOCSTART-"  # CoNLL's line between two documents begins with this
-_QUERY_FIELD, _DOCUMENT_FIELD, _SCORE_FIELD = "query-id", "corpus-id", "score"
+_QUERY_FIELD, _DOCUMENT_FIELD, _SCORE_FIELD = "query-id", "corpus-id", "score"  # in the file of judgements (qrels)
 _LOG = logging.getLogger("launcher.after.tasks")
 
 
@@ -153,6 +153,7 @@ TaggedSentence = tuple[FilePlace, list[str], list[str]]
 
 
 def _read_list_rows(task: TaskDescription, file: InputFile) -> Iterator[TaggedSentence]:
+    """Yield the sentences of a file whose rows hold a list of words and a list of tags."""
     for row in read_rows(RowFormat.from_task(task), file):
         found = []
         for name in (str(task.fields.words), str(task.fields.tags)):
@@ -268,6 +269,7 @@ def _locate_answers(task: TaskDescription, question: _Question) -> _Question | N
 
 
 def _locate_answer(answer: Answer, context: str, *, nearest: bool) -> Answer | None:
+    """Return the answer at its stated place, or else, with `nearest`, at its nearest occurrence; None if not found."""
     text, start = answer.text, answer.start
     if text and start >= 0 and context.startswith(text, start):
         return answer

@@ -35,11 +35,12 @@ MetricName = Literal[
     "mrr@10",
     "recall@100",
 ]
-Truncation = Literal["longest_first", "only_first", "only_second"]
+Truncation = Literal["longest_first", "only_first", "only_second"]  # which text of a pair is cut
 TagScheme = Literal["bio", "iob1", "bioes"]
-TextEncoding = Annotated[str, AfterValidator(python_encoding_name)]
-SettingValue = bool | int | float | str | None
+TextEncoding = Annotated[str, AfterValidator(python_encoding_name)]  # Python's name of a text encoding
+SettingValue = bool | int | float | str | None  # value of a fine-tuning setting
 
+# Kinds whose examples are texts, or pairs of texts, with one label each.
 TEXT_KINDS: tuple[TaskKind, ...] = ("classification", "pair_classification", "regression", "similarity")
 PAIR_KINDS: tuple[TaskKind, ...] = ("pair_classification", "similarity")  # kinds whose examples are pairs of texts
 # Formats without built-in fields: the task must name the fields.
@@ -346,5 +347,5 @@ def _file_problem(task: TaskDescription, file: TaskFile) -> tuple[str, str] | No
     if isinstance(file, TextAndLabelFiles):
         named = any(isinstance(place, str) for place in task.fields.given_fields().values())
         if named or task.format not in ("tsv", "txt"):
-            return "gold needs texts in lines without column names", "use format txt, or tsv with columns by number"
+            return "gold (labels) needs texts without column names", "use format txt, or tsv with columns by number"
     return None

@@ -17,7 +17,7 @@ from launcher.after.tasks.task import Task, bundled_tasks, bundled_yaml_texts, l
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWording, parse_document, validate
 
-DOCUMENT_WORDING = DocumentWording("suite", "maskfleet tasks show glue", TaskError)  # for messages
+DOCUMENT_WORDING = DocumentWording("suite", "maskfleet tasks show glue", TaskError)  # how messages name a suite
 
 
 class SuiteEntry(TaskYamlModel):

@@ -22,7 +22,7 @@ from launcher.after.tasks.schema import TaskDescription, task_issues
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWording, parse_document, validate
 
-DOCUMENT_WORDING = DocumentWording("task", "maskfleet tasks show sst2", TaskError)  # for messages
+DOCUMENT_WORDING = DocumentWording("task", "maskfleet tasks show sst2", TaskError)  # how messages name a task's YAML
 # Settings on which results depend, so they are part of the task's digest.
 _DIGESTED_SETTINGS = {
     "kind",

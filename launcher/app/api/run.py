@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.observe.inspect.show import Shown
     from launcher.observe.inspect.status import RunStatus
 
-_PANDAS_PURPOSE = "a frame of a run's figures"
+_PANDAS_PURPOSE = "a data frame of a run's records"
 
 
 def open_run(uri: str) -> "Run":
@@ -77,9 +77,9 @@ class Run:
         return checkpoint_rows(self._opened.store)
 
     def metrics(self) -> "pd.DataFrame":
-        """Return the step records of the committed lineage: one row a step, indexed by `step`.
+        """Return the step records, one row a step, indexed by `step`. For a repeated step, the newest record counts.
 
-        Every figure is a float64 column, NaN where a record has no number; infra/docs/records.md explains the names.
+        Every metric is a float64 column, NaN where a record has no number; infra/docs/records.md explains the names.
 
         Raises:
             MissingPackage: pandas is not installed.

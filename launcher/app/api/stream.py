@@ -40,12 +40,12 @@ class RunData:
 
     def __init__(self, run: Run) -> None:
         self._run, self._tokenizer = run, run.tokenizer()
-        self._by_states: dict[frozenset[tuple[str, str]], list[Stream]] = {}
+        self._by_states: dict[frozenset[tuple[str, str]], list[Stream]] = {}  # opened streams, by states of corpora
         self._positions = sample_positions(run, self._streams(run.removals), current_skipped_ranges(run))
         self.pad = self._tokenizer.special.pad
 
     def microbatches(self, step: int, rank: int, world: int) -> list[Samples]:
-        """Return the logical microbatches of `step` that rank `rank` of `world` trains on, in order.
+        """Return the microbatches of `step` that rank `rank` of `world` trains on, in order.
 
         With `microbatch: auto`, the rank's part of the step is one microbatch.
         """
@@ -55,7 +55,7 @@ class RunData:
         return [join_rows([streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]) for _, ranges in mine]
 
     def _streams(self, corpus_states: CorpusStates) -> list[Stream]:
-        """Return each phase's stream over the corpora in these states. The streams are opened only once."""
+        """Return each phase's stream, without documents that are removed in these states. Streams are opened once."""
         key = frozenset(corpus_states.items())
         if key not in self._by_states:
             run, cache = replace(self._run, wanted=corpus_states), self._run.store.with_prefix("cache")
@@ -165,9 +165,7 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         self._start, self._next, self._workers = step, step, workers
 
     def microbatches(self, step: int) -> list[Samples]:
-        """Return this rank's logical microbatches of `step` as the run's own ranks get them: NumPy arrays, rows end
-        to end.
-        """
+        """Return this rank's microbatches of `step` as the run's own ranks get them: NumPy arrays, rows end to end."""
         return self._open_data().microbatches(step, self.rank, self.world)
 
     def __getstate__(self) -> dict[str, object]:

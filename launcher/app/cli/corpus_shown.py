@@ -58,6 +58,7 @@ def stats_tables(stats: CorpusStats) -> Iterator[Table]:
 
 
 def _shuffle_table(radius: ShuffleRadius) -> Table:
+    """Return a table that shows how widely a batch's rows are spread over the corpus, and the cost of reading them."""
     table = Table(show_header=False, box=None, pad_edge=False)
     of = f"of {radius.regions:,.0f} blocks, at most {radius.largest:.2%} from one"
     table.add_row(f"a batch of {radius.rows:,} rows", of)
@@ -123,8 +124,8 @@ def heldout_note(stats: CorpusStats) -> str | None:
         )
     if stats.heldout_rule.unit == "stretch":
         return (
-            f"held out for evaluation: {stats.heldout.documents:,} stretches between the bounds of paragraphs or "
-            f"sentences, {share:.2%} of the tokens; the documents are too few or too long to hold whole ones out"
+            f"held out for evaluation: {stats.heldout.documents:,} stretches of text, each cut at paragraph or "
+            f"sentence ends, {share:.2%} of the tokens; the documents are too few or too long to hold whole ones out"
         )
     return (
         f"held out for evaluation: {stats.heldout.documents:,} documents, {share:.2%} of the tokens; the share "

@@ -55,7 +55,7 @@ from launcher.runtime.run.record import RECORD_FILE, Run, open_run
 _MIN_DOCUMENT_CHARACTERS = 200  # modules with shorter documentation are left out
 _SKIP_DIRS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data"}
 
-DocumentedNode = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+DocumentedNode = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef  # may have a docstring
 
 
 def python_documentation() -> Iterator[tuple[str, str]]:
@@ -112,7 +112,7 @@ def _is_first_occurrence(paragraph: str, seen: set[bytes]) -> bool:
     return True
 
 
-_VOCABULARY_SIZE = 2048
+_VOCABULARY_SIZE = 2048  # largest number of the tokenizer's ids
 _TOKENIZER_SAMPLE_BYTES = 50_000_000  # bytes of text on which the tokenizer is trained
 _STAGE_COUNT = 8
 _COMPRESSION_RATIO = 4  # assumed bytes of text per byte of a compressed file

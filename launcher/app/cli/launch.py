@@ -25,10 +25,10 @@ must exist. The job contains no secrets: --env only names variables, and the sch
 group = typer.Typer(no_args_is_help=True, help=_HELP)
 
 ImageOption = Annotated[str, typer.Option("--image", help="The container image, built from infra/Dockerfile.")]
-InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Instance type of all nodes, with the head.")]
+InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Instance type of all nodes, head included.")]
 DiskOption = Annotated[str, typer.Option("--disk", help="Size of each machine's disk.")]
-L = TypeVar("L", bound="Launch")
-AnyOptions = TypeVar("AnyOptions", bound="JobOptions")
+L = TypeVar("L", bound="Launch")  # class of the job settings of one scheduler
+AnyOptions = TypeVar("AnyOptions", bound="JobOptions")  # class of the options of one `launch` command
 
 
 @dataclass(frozen=True, kw_only=True)

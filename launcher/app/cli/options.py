@@ -25,7 +25,7 @@ _URI_SCHEME_RE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a `Path` keeps only
 BadBytes = Literal["error", "replace"]
 
 
-class TextLossKind(StrEnum):  # kinds of text loss; an enum, because typer takes no list of Literal
+class TextLossKind(StrEnum):  # how a tokenizer loses characters; an enum, because typer takes no list of Literal
     UNKNOWN = "unknown"
     MARKS = "marks"
     WIDTH = "width"
@@ -161,12 +161,7 @@ _MODEL_FILES = ("run.json", "config.json", "modules.json", "discriminator/config
 
 
 def require_run(uri: str) -> None:
-    """Check that there is a run.
-
-    Raises:
-        RunError: there is no run at `uri`.
-        StoreError: the store cannot be read.
-    """
+    """Raise RunError if there is no run at `uri`, StoreError if its store cannot be read."""
     from data_service.store.open import open_store
     from launcher.runtime.run.outline import RECORD_FILE, no_run_error
 
@@ -175,12 +170,7 @@ def require_run(uri: str) -> None:
 
 
 def require_new_run(uri: str) -> None:
-    """Check that a run can be created at `uri`.
-
-    Raises:
-        RunError: there is a run already, or `uri` is not allowed for a run.
-        StoreError: the store cannot be read.
-    """
+    """Raise RunError if there is a run at `uri` already, or `uri` is not allowed for a run. Raises StoreError."""
     from launcher.runtime.run.outline import open_unused_store
 
     open_unused_store(uri)
@@ -221,11 +211,7 @@ def require_model(source: str) -> None:
 
 
 def require_recipe(name: str) -> None:
-    """Check that there is a recipe.
-
-    Raises:
-        RecipeError: there is no recipe of that name, or the file is not YAML.
-    """
+    """Raise RecipeError if there is no recipe of that name, or the file is not YAML."""
     from launcher.runtime.recipe.source import read_recipe
 
     read_recipe(name)
@@ -261,11 +247,7 @@ def require_corpora(options: Iterable[str]) -> None:
 
 
 def require_assignments(assignments: Iterable[str]) -> None:
-    """Check the syntax of `--set` assignments.
-
-    Raises:
-        RecipeError: a word is not KEY=VALUE, with YAML as the value.
-    """
+    """Raise RecipeError if a `--set` assignment is not KEY=VALUE, with YAML as the value."""
     from launcher.runtime.recipe.document import parse_assignment
 
     for assignment in assignments:

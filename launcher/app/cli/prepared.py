@@ -1,4 +1,4 @@
-"""`maskfleet corpus prepare`: runs the preparation that a YAML file describes, and shows its statistics as tables."""
+"""`maskfleet corpus prepare`: filters and deduplicates raw text as a YAML file says, and shows the counts as tables."""
 
 from collections.abc import Iterator
 
@@ -21,8 +21,8 @@ from launcher.app.cli.texts import default_worker_count, read_settings
 from launcher.output import human_bytes
 from launcher.runtime.recipe.document import DocumentWording
 
-PREPARATION_WORDING = DocumentWording("preparation", "infra/docs/prepare.md", PrepareError)
-_MAX_TABLE_ROWS = 20
+PREPARATION_WORDING = DocumentWording("preparation", "infra/docs/prepare.md", PrepareError)  # for messages on the YAML
+_MAX_TABLE_ROWS = 20  # languages, licences or unread files that are listed
 
 
 def prepare_with_progress(path: str, output: str, workers: int | None, console: Console) -> Statistics:

@@ -10,11 +10,11 @@ from launcher.runtime.recipe.phases import PHASE_KEYS, PhaseKey
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import TimelineSegment, changing_weights, timeline
 
-_CURVE_NAMES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}
+_CURVE_NAMES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}  # printed names of learning-rate decays
 
 
 def print_timeline(recipe: Recipe) -> None:
-    """Print a table of the recipe's timeline, with a row for every segment of steps."""
+    """Print a table of the recipe's timeline: a row for each segment, in which the learning rate follows one curve."""
     print_table(_timeline_table(recipe, timeline(recipe)))
 
 
@@ -64,14 +64,14 @@ def _phase_setting_columns(recipe: Recipe) -> dict[str, Callable[[TimelineSegmen
     found: dict[str, Callable[[TimelineSegment], str]] = {
         key.title: partial(_phase_setting_text, recipe=recipe, key=key) for key in PHASE_KEYS if key.is_used(recipe)
     }
-    return found | {f"weight of {name}": partial(_source_weight_text, name=name) for name in changing_weights(recipe)}
+    return found | {f"weight of {name}": partial(_term_weight_text, name=name) for name in changing_weights(recipe)}
 
 
 def _phase_setting_text(segment: TimelineSegment, recipe: Recipe, key: PhaseKey) -> str:
     return key.text(recipe, recipe.phases[segment.phase])
 
 
-def _source_weight_text(segment: TimelineSegment, name: str) -> str:
+def _term_weight_text(segment: TimelineSegment, name: str) -> str:
     return _range_text(*(f"{weight:.3g}" for weight in segment.weights[name]))
 
 

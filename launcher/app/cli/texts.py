@@ -47,8 +47,8 @@ def sample_texts(inputs: Sequence[str], options: BuildOptions, max_bytes: int, *
     """Yield documents from all over the inputs, at most `max_bytes` bytes in total. Compressed files are read only at
     their beginning.
 
-    Evenly spaced splits of the input contribute equal shares; if one has less text, later ones contribute more. The
-    last document of a share is cut. The choice depends only on names, sizes and text. Files and bad records that are
+    Evenly spaced splits (parts of input files) give equal shares; if one has less text, later ones give more. The last
+    document of a share is cut. The choice depends only on names, sizes and text. Files and bad records that are
     left out are listed on standard error, with a warning if the text does not look like text. `quiet`: print nothing.
 
     Raises:

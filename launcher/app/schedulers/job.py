@@ -54,7 +54,7 @@ def run_command(command: list[str], stdin: str | None = None) -> str:
     return ended.stdout
 
 
-_CHECKOUT = Path(__file__).parents[3]
+_CHECKOUT = Path(__file__).parents[3]  # root of the source checkout, if this is not an installed wheel
 
 
 def template_folder() -> Path:
@@ -129,7 +129,7 @@ def _parse_size(option_value: object) -> int:
     return int(size)
 
 
-SizeBytes = Annotated[int, BeforeValidator(_parse_size)]
+SizeBytes = Annotated[int, BeforeValidator(_parse_size)]  # bytes, also given as text such as 900GiB
 _OPTION_BY_FIELD = {
     "run": "RUN",
     "gpus": "--gpus-per-node",

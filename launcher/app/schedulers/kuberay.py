@@ -9,8 +9,8 @@ from launcher.app.schedulers.job import Launch, SizeBytes, UnquotedWord, require
 from launcher.app.schedulers.job import render_template as fill
 from launcher.exit_codes import SAVE_SECONDS
 
-ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]  # name of a Kubernetes object
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]  # a label's name or value
 
 
 def _parse_labels(option_value: object) -> object:
@@ -59,11 +59,7 @@ class KubeRayJob(Launch):
 
 
 def render(job: KubeRayJob) -> str:
-    """Return the manifest of the RayJob.
-
-    Raises:
-        LaunchError: the run is not in object storage.
-    """
+    """Return the manifest of the RayJob. Raises LaunchError if the run is not in object storage."""
     job = require_object_storage(job)
     return fill(
         "kuberay/rayjob.yaml",

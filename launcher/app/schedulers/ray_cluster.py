@@ -23,7 +23,7 @@ from launcher.app.schedulers.job import (
 from launcher.app.schedulers.job import render_template as fill
 from launcher.exit_codes import SAVE_SECONDS
 
-_DASHBOARD_URL = "http://127.0.0.1:8265"
+_DASHBOARD_URL = "http://127.0.0.1:8265"  # Ray's dashboard, for a command that runs on the head node
 
 
 class RayCluster(Launch):
@@ -51,11 +51,7 @@ class RayCluster(Launch):
 
 
 def render(job: RayCluster) -> str:
-    """Return the cluster's YAML.
-
-    Raises:
-        LaunchError: the run is not in object storage.
-    """
+    """Return the cluster's YAML. Raises LaunchError if the run is not in object storage."""
     return fill("ray_cluster/cluster.yaml", job=require_object_storage(job), save_seconds=SAVE_SECONDS)
 
 

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 _log = logging.getLogger(__name__)
 
-_MAX_BIGRAM_TOKENS = 50_000_000  # tokens of training text in which pairs are counted, in blocks spaced evenly
+_MAX_BIGRAM_TOKENS = 50_000_000  # tokens of training text in which pairs are counted
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class BigramCounts:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab = vocab_size
-        self._codes: Ints = np.empty(0, dtype=np.int64)
+        self._codes: Ints = np.empty(0, dtype=np.int64)  # ascending, a pair's left id * vocab_size + its right id
         self._counts: Ints = np.empty(0, dtype=np.int64)
 
     def add(self, block: Block) -> None:
@@ -130,7 +130,7 @@ class BigramCounts:
 
 
 def _training_blocks(corpora: Corpora) -> Iterator[Block]:
-    """Yield evenly spaced blocks of all sources, with about `_MAX_BIGRAM_TOKENS` tokens in all."""
+    """Yield evenly spaced blocks (tokens stored together) of all corpora, about `_MAX_BIGRAM_TOKENS` tokens in all."""
     total = sum(int(table.tokens.sum()) for table in corpora.tables)
     share = min(1.0, _MAX_BIGRAM_TOKENS / max(total, 1))
     for source, table in enumerate(corpora.tables):

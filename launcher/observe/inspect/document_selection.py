@@ -13,7 +13,7 @@ from launcher.errors import RunError
 from launcher.runtime.recipe.corpora import corpora_by_name, corpus_name, corpus_source
 from launcher.runtime.run.record import Run
 
-ReportDone = Callable[[int, int], None]
+ReportDone = Callable[[int, int], None]  # takes the numbers of files that were read just now, and of all files
 _MAX_NAMED_IDS = 20  # largest number of unknown ids that an error names
 
 
@@ -75,7 +75,7 @@ def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> Document
 def documents_by_id(run: Run, ids: Iterable[str], report: ReportDone = lambda done, total: None) -> DocumentSelection:
     """Return the documents with these ids in all sources that record ids.
 
-    `report` is called with two numbers of a source's sidecar files: those read just now, and all.
+    `report` is called while the sidecar files of a source, which hold its ids, are read.
 
     Raises:
         CorpusError: ids are in no source, or a corpus cannot be read.
@@ -128,7 +128,7 @@ class RemovedDocumentSteps:
     def __init__(self, run: Run, selection: DocumentSelection) -> None:
         self._history, self._recipe = run.removal_history, run.recipe
         states = [run.removal_history.first, *(record.states for record in run.removal_history.records)]
-        self._gone: dict[tuple[str, str], frozenset[int]] = {}
+        self._gone: dict[tuple[str, str], frozenset[int]] = {}  # by corpus and digest of its last removal
         numbers = np.array([document.number for document in selection.places], dtype=np.int64)
         for name, source in corpora_by_name(run.recipe).items() if any(states) else ():
             corpus = open_corpus(source.uri)

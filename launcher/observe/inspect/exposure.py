@@ -132,7 +132,7 @@ class _ExposureFinder:
 def _exposures_before_rewinds(
     run: Run, streams: Sequence[Stream], rewinds: Sequence[Rewind], finder: _ExposureFinder
 ) -> Iterator[DocumentExposure]:
-    """Yield the exposures of steps that a rewind undid, given the ranges of data that the run skipped at that time."""
+    """Yield the exposures of steps that a rewind undid, computed with the data ranges skipped before that rewind."""
     for rewind in rewinds:
         returned = rewind.to.step if rewind.to else run.record.data_begins
         for each in finder.exposures(_positions_before_rewind(run, streams, rewind, returned)):
@@ -145,8 +145,9 @@ def _positions_before_rewind(
 ) -> StepSampleRanges:
     """Return the sample positions that the run used until a rewind.
 
-    The record of a rewind lists the ranges that were skipped before it, and then those of the undone steps. The list is
-    split where the undone steps, with the first part skipped, read exactly the second part.
+    The record of a rewind lists data ranges: first those that the run skipped already before it, then those that the
+    undone steps had read. It does not say where the second part begins, so every place is tried. At the right place,
+    the undone steps of a run that skips the first part read exactly the second part.
     """
     spans = [SampleRange(*span) for span in rewind.skips]
     for known in range(len(spans) + 1):

@@ -3,7 +3,7 @@
 from data_service.store.base import Store
 from launcher.runtime.run.sealed import Sealed, read_sealed
 
-BASELINES_KEY = "baselines.json"
+BASELINES_KEY = "baselines.json"  # key in the run's store
 
 
 class Baselines(Sealed):

@@ -45,7 +45,7 @@ class Shown:
         samples: the row alone, as training receives it.
         tokenizer: tokenizer that decodes the row.
         documents: documents of the row, if the corpus says where they come from.
-        left_out: offsets in the block, in tokens, at which the documents begin that the step left out as removed.
+        left_out: token offsets, in the corpus's block, of documents that the step left out because they were removed.
     """
 
     step: int
@@ -82,7 +82,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         )
     tokenizer = run.tokenizer()
     cache = run.store.with_prefix("cache")
-    as_read = replace(run, wanted=run.removal_history.states_at(step))
+    as_read = replace(run, wanted=run.removal_history.states_at(step))  # without the documents removed by then
     specs = [stream_spec(as_read, tokenizer, phase) for phase in range(len(run.recipe.phases))]
     streams = [Stream(spec, cache=cache) for spec in specs]
     ranges = sample_positions(run, streams, current_skipped_ranges(run)).ranges_of_step(step)
@@ -109,7 +109,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
 
 
 def _row_documents(source: SampleText) -> tuple["DocumentOrigin", ...]:
-    """Return the documents of a row, from the sidecars; none if its corpus was built without provenance."""
+    """Return the documents of a row, from its corpus's sidecar files; none if it was built without provenance."""
     corpus = open_corpus(source.uri)
     if not corpus.manifest.provenance:
         return ()

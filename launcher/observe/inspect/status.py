@@ -46,11 +46,11 @@ class RunStatus:
         state: state of the run. `dead`: it was running, and its last heartbeat is too old.
         reason: reason why it stopped or failed.
         stop_requested: who asked it to stop, while it still runs.
-        attempt, host, pid: the newest attempt, and the machine and process of its command.
+        attempt, host, pid: the newest attempt (start of training), and the machine and process of its command.
         since, heard: when that attempt began, and when the last heartbeat was.
         step, total_steps: number of steps done, and of steps in the recipe.
         tokens: number of tokens trained on, including those of the runs that it was forked from.
-        loss, terms: running means over the newest steps, as the log shows them: the weighted sum, and the terms by
+        loss, terms: training losses, as running means over the newest steps: the weighted sum, and each loss term by
             name.
         flush_seconds: largest age, in seconds, of steps that a running run has not recorded yet.
         heldout, perplexity, heldout_terms: figures of the newest evaluation: the loss on hidden tokens, its perplexity,

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, UnusableSink
 from launcher.runtime.recipe.parts import Mlflow, holds_login
 
-_ID_TAG, _LAST_TIME_TAG = "maskfleet.id", "maskfleet.logged"
+_ID_TAG, _LAST_TIME_TAG = "maskfleet.id", "maskfleet.logged"  # tags: our id of the run, time of its last values
 # Largest numbers of values in one request: MLflow allows 1000 including tags, 100 of them parameters.
 _MAX_REQUEST_METRICS, _MAX_REQUEST_PARAMS = (
     900,
     100,
 )
 _MAX_PARAM_CHARACTERS = 500  # longest parameter value that older servers accept
-_MLFLOW_STATES = {"finished": "FINISHED", "failed": "FAILED"}
+_MLFLOW_STATES = {"finished": "FINISHED", "failed": "FAILED"}  # MLflow's names of how a run ended
 
 
 class MlflowRun(Sink):

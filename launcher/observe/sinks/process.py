@@ -27,7 +27,7 @@ END_TIMEOUT_S = 10.0
 _STORE_POLL_INTERVAL_S = 5.0  # seconds between two reads of the run's store
 _RESTART_DELAY_S = 60.0  # seconds until a process that has ended by itself is started again
 
-Note = Callable[[str], None]
+Note = Callable[[str], None]  # shows a line to the operator
 
 
 class SinkProcess:
@@ -40,8 +40,8 @@ class SinkProcess:
         self._request, self._note, self._restart_s = request, note, restart_s
         self._ending = threading.Event()
         self._process: subprocess.Popen[str] | None = None
-        self._finished: set[str] = set()
-        self._noted: set[str] = set()
+        self._finished: set[str] = set()  # sinks that have published everything
+        self._noted: set[str] = set()  # sinks with a problem that was shown
         self._thread = threading.Thread(target=self._keep_process_running, name="sinks", daemon=True)
         self._thread.start()
 

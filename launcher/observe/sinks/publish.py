@@ -48,17 +48,17 @@ _ORPHAN_TIMEOUT_S = 60.0  # seconds to publish the remaining records after the d
 _REOPEN_DELAY_S = 60.0  # seconds until a sink that failed is opened again
 _MAX_LISTED_EVENTS = 100  # number of newest events in a summary
 _MAX_REASON_CHARACTERS = 300
-_STATE_BY_END_EVENT = {"end": "finished", "failed": "failed"}
+_STATE_BY_END_EVENT = {"end": "finished", "failed": "failed"}  # how a run ended, by the kind of its last event
 
-Note = Callable[[str], None]
+Note = Callable[[str], None]  # reports a problem
 
 
 class PublishState(BaseModel):
     """The stored position up to which a run was published to a sink.
 
     Attributes:
-        cursor: position in the lineage up to which records were published.
-        went_back: number of times that the lineage went back.
+        cursor: position up to which records were published, in the steps that lead to the newest checkpoint.
+        went_back: number of times that the run went back to an earlier step.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

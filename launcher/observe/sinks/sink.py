@@ -54,7 +54,7 @@ class PublishRequest(BaseModel):
 
 @dataclass(frozen=True)
 class StepFigures:
-    """The figures of a step or an evaluation, by name."""
+    """The figures (losses, metrics, rates) of a step or an evaluation, by name."""
 
     step: int
     figures: dict[str, float]

@@ -97,10 +97,11 @@ class LivePage:
         self._changed = threading.Condition()
         self._running = False
         self._fresh = False  # whether a drawing has ended, successful or not, since the thread was started
+        # Times: thread started, page requested, page drawn, first failure since then.
         self._started = self._looked = self._drawn = self._failed = 0.0
         self._html: str | None = None
         self._error: str | None = None
-        self._began: float | None = None
+        self._began: float | None = None  # when the present drawing began
 
     def get_page(self) -> tuple[str | None, dict[str, float | str | None]]:
         """Return the last page that was drawn without an error (None before the first), and its status.

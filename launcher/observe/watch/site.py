@@ -24,7 +24,7 @@ from launcher.observe.inspect.report.style import CSS, escape_text, html_page, p
 from launcher.observe.watch.live import LivePage, draw_run_page
 
 _RELOAD_INTERVAL_S = 10  # seconds after which a browser without scripts reloads the page
-_HEAD_HTML = (
+_HEAD_HTML = (  # in the live page's head: a script that updates the page, or a reload without scripts
     f'<noscript><meta http-equiv="refresh" content="{_RELOAD_INTERVAL_S}"></noscript>'
     '<link rel="icon" href="data:,"><script src="/live.js" defer></script>'
 )
@@ -68,13 +68,13 @@ class Site:
         return html_page(f"{self._uri} - Maskfleet", [section], _HEAD_HTML)
 
 
-_MAX_REQUESTS = 256  # requests served at a time; further ones queue
+_MAX_REQUESTS = 256  # slots: requests served at a time; further ones queue
 _SLOT_TIMEOUT_S = 0.02  # seconds to wait for a free slot before the slowest request is dropped
 _SEND_TIMEOUT_S = 10.0  # longest wait for a browser that does not finish its request
 # The value of a Host header, with its port.
 _HOST_PATTERN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
 _BUSY_RESPONSE = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
-_STYLE_HASH = b64encode(sha256(CSS.encode()).digest()).decode()
+_STYLE_HASH = b64encode(sha256(CSS.encode()).digest()).decode()  # allows the page's own style sheet
 _SECURITY_HEADERS = {
     "Content-Security-Policy": (
         f"default-src 'none'; script-src 'self'; style-src 'sha256-{_STYLE_HASH}'; connect-src 'self'; "

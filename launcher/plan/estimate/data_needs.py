@@ -78,7 +78,8 @@ def trained_token_lines(tokens: float, text_bytes: float | None) -> Iterator[tup
 
 
 def estimate_shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
-    """Return from how many blocks of the corpus the rows of a batch come, for the phase with the most tokens a step.
+    """Return from how many blocks (tokens stored together) of the corpus a batch's rows come, in the phase with most
+    tokens a step.
 
     All sources are assumed to be equally large, and built with the defaults of `corpus build`. None for XLNet's rows
     (`Lanes`), which are not shuffled.

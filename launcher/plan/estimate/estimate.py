@@ -133,7 +133,7 @@ class Estimate:
         phases: times of each phase.
         fits: memory needs, by stage, then by rows of a microbatch.
         data: what the data service must deliver.
-        radius: radius of the shuffle; None for rows that are not shuffled.
+        radius: how widely a batch is spread over the corpus; None for rows that are not shuffled.
         seconds: wall time of the whole run, failures included; infinite if failures are too frequent to finish.
         text_bytes: uncompressed bytes of the corpus; None if they were not given.
     """

@@ -36,6 +36,7 @@ class ReferenceRun:
     source: str
 
 
+# Model families that reach similar shares of a GPU's peak.
 _ABSOLUTE_POSITION_FAMILIES = frozenset({"bert", "roberta", "albert", "electra", "xlm", "bart"})
 _RELATIVE_POSITION_FAMILIES = frozenset({"deberta", "deberta_v2", "xlnet"})
 _PRE_NORM_FAMILIES = frozenset({"modernbert", "eurobert", "neobert"})

@@ -74,7 +74,7 @@ def find_gpu(name: str) -> Gpu:
     known = {known.lower(): gpu for known, gpu in GPUS.items()}
     gpu = known.get(name.lower())
     if gpu is None:
-        raise EstimateError(f"no figures for a GPU {name!r}", remedy=f"use one of {', '.join(GPUS)}")
+        raise EstimateError(f"no data sheet is known for a GPU {name!r}", remedy=f"use one of {', '.join(GPUS)}")
     return gpu
 
 
@@ -110,7 +110,7 @@ class Cluster:
             if value < 1:
                 raise EstimateError(f"{value} {what}: training needs at least 1", remedy="give at least 1")
         if not self.mtbf > 0:
-            raise EstimateError("the mean time between failures is 0 or less", remedy="give hours above 0")
+            raise EstimateError("the mean time between failures is 0 or less", remedy="give a number of hours above 0")
 
     @property
     def ranks(self) -> int:
@@ -130,7 +130,7 @@ GPU_TO_HOST_BYTES_S = 10e9
 STORE_BYTES_S = 1e9  # bytes/s from one node to object storage: a guess, about 10 Gbit/s
 # Seconds that each save costs training apart from the copies: collectives, steps slowed by the upload; a guess.
 SAVE_PAUSE_S = 0.2
-# Seconds from a failure to the next step, without loading: Ray took 10-26 s on 2 cores, and NCCL starts after it.
+# Seconds from a failure to the next step, apart from loading the checkpoint: a guess. Ray took 10-26 s on 2 cores.
 RESTART_S = 60.0
 NODE_MTBF_HOURS = 54 * 24 * 2048 / 419
 """Mean time between failures of a node, in hours: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8
@@ -149,8 +149,7 @@ def usable_gpu_bytes(gpu_bytes: int) -> int:
 @dataclass(frozen=True)
 class AssumedUtilisation:
     """The model FLOPs utilisation (MFU) that an estimate assumes, from 0 to 1, and where the number comes from.
-    `measured`: whether one of the user's own runs recorded it.
-    """
+    `measured`: whether one of the user's own runs recorded it."""
 
     share: float
     source: str

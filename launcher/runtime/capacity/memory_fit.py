@@ -22,7 +22,7 @@ from launcher.runtime.recipe.summary import (
 
 
 def microbatch_memory(recipe: Recipe, shape: MicrobatchShape, device: Device = "cuda") -> MicrobatchMemory:
-    """Return the memory that microbatches from one example up to `shape` add to `fixed_memory` on a kind of device.
+    """Return the memory that a microbatch of any size, from one example up to `shape`, adds to `fixed_memory`.
 
     On a CPU, kernels loop over rows, so counting many rows is slow: one and two examples are counted, and larger
     microbatches are extrapolated from these.
@@ -74,12 +74,12 @@ CPU_MICROBATCH_TOKENS = 8192
 256, rows of 128: 3.9k tokens/s with 1 row, 5.5k with 16, 6.0k with 64, 5.4k with 128; with 2 layers of 768, rows of
 512: 0.8k with 1 row, 1.0k from 4 on."""
 
-_SEARCH_ITERATIONS = 2  # refinements of the number of rows that fit
+_SEARCH_ITERATIONS = 2  # how often `_phase_rows_that_fit` counts memory, each time up to a nearer limit
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Predicts the memory of one rank: `ranks` ranks train `recipe`, whose vocabulary size is set, on `device`."""
+    """Predicts the memory of each of `ranks` ranks that train `recipe`, whose vocabulary size is set, on `device`."""
 
     recipe: Recipe
     parameters: int
@@ -109,6 +109,7 @@ class RankMemory:
 
     @property
     def _bucket_size(self) -> int:
+        """Number of elements of a gradient bucket that occupy memory (`memory.fixed_memory`)."""
         return BUCKET_SIZE if self.device == "cuda" else min(BUCKET_SIZE, self.parameters)
 
 
@@ -123,7 +124,7 @@ def rows_that_fit(rank_memory: RankMemory, available_bytes: int) -> list[int]:
 
 def _phase_rows_that_fit(rank_memory: RankMemory, phase: RecipePhase, free_bytes: int) -> int:
     most, texts = _max_useful_rows(rank_memory, phase), rank_memory.recipe.input.texts_per_row
-    for _ in range(_SEARCH_ITERATIONS):  # counts again up to a nearer limit, so that it interpolates less
+    for _ in range(_SEARCH_ITERATIONS):  # the second count has a nearer limit, so it interpolates less
         added = rank_memory.memory_of_microbatches(phase, most)
         sizes = range(2, most + 1)  # one row is used even if it does not fit
         found = 1 + bisect_right(sizes, free_bytes, key=lambda rows: memory.total_bytes(added.parts(rows * texts)))

@@ -1,6 +1,5 @@
 """The cost of one microbatch of a recipe: FLOPs and memory of its passes, counted by running its module on tensors
-without data (`encoder_core.train.counting`). All rows are assumed to be full.
-"""
+without data (`encoder_core.train.counting`). All rows are assumed to be full."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -154,6 +153,7 @@ def full_batch(model: ModelConfig, objective: RecipeObjective, shape: Microbatch
 
 
 def _corrupted_batch(objective: RecipeObjective, shape: MicrobatchShape) -> Batch | None:
+    """Return the corrupted rows that the encoder reads in denoising (BART); None with other objectives."""
     if objective.denoise is None:
         return None
     read = objective.denoise.mean_form_tokens(shape.length)

@@ -8,7 +8,7 @@ to them, handles their news and the way each rank ended, and decides what follow
     a rank dies or fails                    aborts the collectives of the others, records it, follows the failure policy
     ranks make no progress, or are silent   asks for tracebacks, and kills all ranks
     another start has taken the run over    kills the ranks
-    all ranks have joined a group           claims its attempt, however long the store takes to answer
+    all ranks have joined a group           claims an attempt (the right to write), however long the store takes
 
 The loop keeps no state that a later start needs. If the driver dies, its ranks die too.
 """
@@ -48,7 +48,7 @@ from launcher.runtime.policies.failures import SILENT_DEATH_LIMIT, Failure, Rest
 from launcher.runtime.policies.watchdog import HeartbeatObserver, find_culprits
 from launcher.runtime.run.record import Run
 
-_POLL_S = 0.25
+_POLL_S = 0.25  # interval of the loop while a group of ranks runs
 _PLACEMENT_POLL_S = 0.5  # interval of checks whether ranks that wait for machines can start
 _RESIZE_CHECK_INTERVAL_S = 5.0  # interval of checks whether a node is drained, or more ranks fit
 _STACKS_TIMEOUT_S = 5.0  # time limit for collecting the tracebacks of stuck ranks
@@ -113,9 +113,9 @@ class ControlLoop:
         self._pauses = False  # whether the present group was ordered to pause
         self._hands_over = False  # whether the paused group leaves its state in memory for the next group
         self._in_memory = False  # whether the last group left its state in memory without saving it
-        self._has_worked = False  # whether a group has done a step: in-memory copies may be newest
+        self._has_worked = False  # whether an earlier group may have left in-memory copies newer than any checkpoint
         self._frugal = False  # whether ranks save memory (`RestartDecision.frugal`)
-        self._looked, self._signalled_at = time.monotonic(), float("inf")
+        self._looked, self._signalled_at = time.monotonic(), float("inf")  # last check of the nodes, first signal
         self.end = LoopOutcome()
 
     def run(self, assignment: Assignment) -> LoopOutcome:
@@ -211,7 +211,7 @@ class ControlLoop:
             self._request_stacks(group)
             self._log.record_hang(what, self.group)
             kill_ranks([beat.place for beat in self.group.beats.values()])
-        return any(stuck.rank not in self.group.beats for stuck in found)  # where they run is not known here
+        return any(stuck.rank not in self.group.beats for stuck in found)  # their pids are unknown: end the group
 
     def _ends_before_first_step(self, group: RankGroup) -> bool:
         """Return whether to kill the group because a signal came before its first step: it has nothing to save. If

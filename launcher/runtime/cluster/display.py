@@ -1,7 +1,6 @@
 """Shows the progress of a run while it trains: on a terminal, one line that is rewritten; otherwise, a new line every
 ten seconds; and as Prometheus gauges, which Ray exports (`data_service.service.gauges`) and
-infra/grafana/maskfleet.json plots. The history of a run is in its records, not here.
-"""
+infra/grafana/maskfleet.json plots. The history of a run is in its records, not here."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,8 +23,9 @@ from launcher.runtime.run.metrics import (
     term_losses,
 )
 
-_PLAIN_LINE_INTERVAL_S = 10.0  # without a terminal
-_STARTING = "starting"  # activity that a rank reports when it does nothing that takes long
+_PLAIN_LINE_INTERVAL_S = 10.0  # time between lines if the output is no terminal
+_STARTING = "starting"  # activity that a rank reports while it does nothing that takes long
+# Fields of step records whose running means are shown.
 _SHOWN_FIELDS = {"seconds", *(name for metric in metrics_shown_on("progress") for name in metric.fields)}
 
 
@@ -121,7 +121,7 @@ GAUGE_DESCRIPTIONS = {
     "goodput": "Share of the time since this command began that was spent in steps that were not repetitions.",
     "restarts": "Number of times that this command started the ranks again.",
 }
-_LABEL_BY_GAUGE = {"loss": "term", "heldout_loss": "term", "figure": "figure"}
+_LABEL_BY_GAUGE = {"loss": "term", "heldout_loss": "term", "figure": "figure"}  # Prometheus label of a gauge's values
 
 
 class Gauges:
@@ -131,7 +131,7 @@ class Gauges:
         self._clock, self._began = clock, clock()
         self._retries = StoreRetryGauge()
         self._useful = 0.0  # seconds of all steps, without repetitions
-        self._reached = 0
+        self._reached = 0  # largest number of steps done
         self._gauges = {
             name: make_gauge(name, text, {"run": run}, *((_LABEL_BY_GAUGE[name],) if name in _LABEL_BY_GAUGE else ()))
             for name, text in GAUGE_DESCRIPTIONS.items()

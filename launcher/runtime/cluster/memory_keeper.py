@@ -1,9 +1,10 @@
 """The memory keeper of a node: a small Ray actor that keeps in-memory copies of training state alive when ranks die.
 
-Each rank copies its state into shared memory; one such copy is a set (`checkpoints.memory`). The keeper holds that
-memory open, and also holds copies of other nodes' sets, which it fetches from their keepers in chunks, through Ray. A
-rank writes no further set until the copy is made or the keeper that makes it has died. The driver starts the keepers,
-and they end with it. Importing this module does not load torch.
+Each rank copies its state into memory files: one such copy is a set, and its file is a slot
+(`checkpoints.memory_slots`). The keeper holds the slots open. It also holds copies of other nodes' sets, which it
+fetches from their keepers in chunks, through Ray. A rank writes its next set only after its newest set was copied, or
+the keeper that copies it has died. The driver starts the keepers, and they end with it. Importing this module does not
+load torch.
 """
 
 import os
@@ -55,7 +56,7 @@ class _RankSlots:
     """The slots (memory files, one set each) of one rank that this keeper holds open.
 
     Attributes:
-        attempt: the rank's attempt.
+        attempt: number of the attempt as which the rank trains.
         place: location of `slots`.
         slots: the slots into which the rank writes now.
         before: slots of the rank's earlier processes, needed until the present process has completed two sets.
@@ -146,7 +147,7 @@ class MemoryKeeper:
 
     @_on_serving_thread
     def newest_set_for_copy(self, rank: int) -> tuple[int, tuple[int, bytes], int] | None:
-        """Return file descriptor, identity and number of bytes of a rank's newest set; None if there is none."""
+        """Return file descriptor, identity (`Slot.identity`) and bytes of a rank's newest set; None if it has none."""
         known = self._ranks.get(rank)
         newest = max(known.slots, key=lambda slot: slot.seal) if known is not None else None
         if newest is None or not newest.seal:
@@ -201,7 +202,7 @@ def _fetch_set(source: Any, descriptor: int, identity: tuple[int, bytes], *, tar
     set `identity` at the end. If not, or if RayError, GetTimeoutError or KeyError is raised, `target` is closed."""
     whole = False
     try:
-        for start in range(8, used_bytes, _CHUNK_BYTES):
+        for start in range(8, used_bytes, _CHUNK_BYTES):  # bytes 0 to 7 say that the set is complete: written last
             stop = min(start + _CHUNK_BYTES, used_bytes)
             target.data[start:stop] = ray.get(source.read.remote(descriptor, start, stop), timeout=_CHUNK_TIMEOUT_S)
         whole = bool(ray.get(source.identity.remote(descriptor), timeout=_CHUNK_TIMEOUT_S) == identity)
@@ -271,7 +272,7 @@ _OFFERS_TIMEOUT_S = 3.0  # time limit for keepers to list their sets: keepers of
 
 
 class StateKeepersClient:
-    """A rank's client of the keepers on all nodes: it registers this rank's sets, and lists and reads sets.
+    """A rank's connection to the keepers of all nodes (`checkpoints.memory.Keeper`): registers, lists and reads sets.
 
     Args:
         keepers: the keeper of each node, by node id.
@@ -323,8 +324,8 @@ class StateKeepersClient:
         return SlotDescription.model_validate_json(held["description"])
 
     def open_set(self, held: HeldSlot) -> Callable[[int, int], Any]:
-        """Return a function that reads bytes `start` to `stop` of a set's body. If the keeper has died, that function
-        raises RayError, or for a set of this node `open_set` raises OSError."""
+        """Return a function that reads bytes `start` to `stop` of a set's body. If the keeper of the set has
+        died, that function raises RayError; if it was this node's keeper, `open_set` itself raises OSError."""
         if held["node"] == self._node:
             data = Slot.open_from_process(held["pid"], held["descriptor"]).map_and_close()
             return lambda start, stop: data[HEADER_BYTES + start : HEADER_BYTES + stop]

@@ -15,8 +15,8 @@ from data_service.service.ray_internals import dead_processes, draining_nodes, l
 def connect_ray(**init_settings: Any) -> None:
     """Join the cluster in RAY_ADDRESS, or start a Ray on this machine with the settings `init_settings` of
     `ray.init`."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leave CUDA_VISIBLE_DEVICES as it is
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # seconds; then Ray ends this process
     start_ray(**init_settings)
 
 
@@ -32,7 +32,6 @@ def dead_process() -> str | None:
 
 
 def ray_log_folder() -> Path:
-    """Return Ray's log folder on this node."""
     return logs_folder()
 
 

@@ -22,7 +22,7 @@ from launcher.runtime.cluster.group_record import GroupRecord
 from launcher.runtime.policies.failures import Failure, RestartDecision, StopDecision, decide_after_failure
 from launcher.runtime.run.log import OPERATOR_ATTEMPT, BackgroundWriter, record_operator_event
 
-DEATHS_KEY = "attempts/deaths.json"
+DEATHS_KEY = "attempts/deaths.json"  # it holds a `_DeathsRecord`
 MAX_STORED_FAILURES = 32  # older failures are forgotten; the failure policy uses fewer than this
 _ERROR_CHARACTERS = 500  # a stored error is cut to this length
 
@@ -46,7 +46,6 @@ class FailureHistory:
         self._reached = 0  # step that the last failed group had reached
 
     def add(self, failure: Failure) -> None:
-        """Add the failure of a group of ranks."""
         self.failures = [*self.failures, failure][-MAX_STORED_FAILURES:]
         self._reached = failure.step
 
@@ -121,6 +120,7 @@ def record_failed_start(attempt: Attempt, error: Exception, *, committed: int, n
 
 
 def _silent_death(committed: int, now: float, error: str | None = None) -> Failure:
+    """Return the failure of a start that ended before its first step. It counts as silent, even with an `error`."""
     return Failure(
         time=now,
         step=committed,

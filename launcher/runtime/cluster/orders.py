@@ -22,12 +22,12 @@ class Assignment:
     """The data that the driver sends to every rank when its group starts."""
 
     run_uri: str
-    feed: "FeedHandle"
+    feed: "FeedHandle"  # handle of the data service
     recipe: "Recipe"
-    record: "RunRecord"
+    record: "RunRecord"  # content of run.json
     save_multiple: int  # ranks may pause only after a multiple of this many steps
-    removals: "CorpusStates"  # which removed documents to skip from the step of the resume on
-    before: Mapping[str, float]  # seconds of each stage of the start so far, by name
+    removals: "CorpusStates"  # documents removed from the corpora, to skip from the resumed step on
+    before: Mapping[str, float]  # seconds of each part of the start so far, by name (`StartupClock`)
     # The memory keeper of each node, by node id; empty if ranks make no in-memory copies.
     keepers: Mapping[str, Any]
     # Whether keepers may hold in-memory copies of an earlier group of this command.
@@ -78,16 +78,16 @@ class RankNews:
 
 @dataclass(frozen=True)
 class JoinedGroup:
-    """The rank has joined its group, which passed the preflight, and waits to train. `warnings`: warnings of the
-    preflight, as lines for the operator."""
+    """The rank has joined its group, whose nodes passed the checks before training (preflight), and waits to train.
+    `warnings`: warnings of the preflight, as lines for the operator."""
 
     warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class FinishedTraining:
-    """The rank ended without an error after `step` steps. `saved`: whether the last state is committed; if not, it is
-    in memory for the next group."""
+    """The rank ended without an error after `step` steps. `saved`: whether the last state is committed as a
+    checkpoint; if not, it is in memory for the next group."""
 
     step: int
     saved: bool = True
@@ -96,14 +96,15 @@ class FinishedTraining:
 @dataclass(frozen=True)
 class EndedUnsaved:
     """The rank ended as requested, but the last save failed because of `reason`. A resume starts from an earlier
-    commit."""
+    checkpoint."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RestartFromEarlierState:
-    """The rank ended so that the next group resumes from an earlier state. This does not count as a failure."""
+    """The rank ended so that the next group resumes from an earlier state: after a loss spike, or with a smaller
+    microbatch. This does not count as a failure."""
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ MIN_NCCL_VERSION_FOR_MIG = (2, 31)
 
 
 class DeviceMissing(Exception):
-    """CUDA does not show a rank the GPUs of its seat."""
+    """CUDA does not show a rank the GPUs that it was assigned (`Seat.visible_gpus`)."""
 
 
 def select_device(seat: Seat) -> None:
     """Make the rank's GPU the current CUDA device of this process.
 
     Raises:
-        DeviceMissing: CUDA shows fewer or more GPUs than the seat has. A GPU may have failed; a restart can use
+        DeviceMissing: CUDA shows fewer or more GPUs than `seat.visible_gpus`. A GPU may have failed; a restart can use
             another node.
         SeatError: several ranks have MIG instances on this machine, and this NCCL version does not support that.
     """

@@ -53,7 +53,7 @@ class RankGroup:
         self._calls: list[Any] = []  # the last call of `join`, `train`, ... to each rank
         self._pending_talks: dict[Any, int] = {}  # rank of each call of `talk` that has no answer yet
         self._sent_orders: dict[int, tuple[RankOrders, float]] = {}  # the last orders to each rank, and when sent
-        self._interval = heartbeat_interval_s(start.ranks)
+        self._interval = heartbeat_interval_s(start.ranks)  # seconds between calls of `talk` to a rank
 
     def __enter__(self) -> "RankGroup":
         return self

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from launcher.errors import RunError
 
 _ID_PREFIXES = ("GPU-", "MIG-")  # prefixes of GPU ids; GPUs are named by id or by index
-_MIG_ID_PREFIX = "MIG-"
+_MIG_ID_PREFIX = "MIG-"  # prefix of the ids of MIG instances, which are parts of a GPU
 
 
 class SeatError(RunError):

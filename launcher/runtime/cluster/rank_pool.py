@@ -33,9 +33,9 @@ ProcessOrigin = Literal["stayed", "spare", "new"]
 
 _RESERVATION_TIMEOUT_S = 10.0  # time limit for Ray to reserve the ranks' resources
 _MOVE_TIMEOUT_S = 3.0  # time limit for Ray to move the reservations of a lost node
-_MOVE_POLL_S = 0.1
+_MOVE_POLL_S = 0.1  # interval of checks whether they have been moved
 _ALIVE_TIMEOUT_S = 1.0  # time limit for a spare process to answer
-_NODE_LABEL = "ray.io/node-id"
+_NODE_LABEL = "ray.io/node-id"  # label of each node in Ray: its id
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class RankPlace:
 
     Attributes:
         group, bundle: Ray's placement group, and the index of the bundle in it.
-        number: sort key of the ranks.
+        number: sort key: the ranks are in the order of these numbers.
         actor: handle of the process; None if the last one died.
         origin: where the process comes from.
         placement: placement of the process, or if it died, of the dead process; None if unknown.
@@ -77,8 +77,8 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class _SpareProcess:
-    actor: Any
-    node: str
+    actor: Any  # handle of the process
+    node: str  # id of its node
     loaded: Any  # ObjectRef of the placement that `RankProcess.load` returns
 
 
@@ -94,9 +94,9 @@ class RankPool:
     def __init__(self, run_uri: str, sizing: Sizing, recovery: Recovery) -> None:
         self._run_uri, self._each, self._recovery = run_uri, dict(sizing.each), recovery
         self._keepers: dict[str, Any] = {}
-        self._groups: list[Any] = []
+        self._groups: list[Any] = []  # Ray's placement groups: the reservations of all places
         self._places: list[RankPlace] = []
-        self._vacant: list[RankPlace] = []
+        self._vacant: list[RankPlace] = []  # reserved places that no rank uses now
         self._spares: list[_SpareProcess] = []
         self._ended = False  # whether a group has ended
         self._frugal = False  # whether the group saves memory: no keepers, no spare processes
@@ -164,7 +164,7 @@ class RankPool:
 
     @property
     def remembers(self) -> bool:
-        """Whether the memory keepers may hold copies of an earlier group."""
+        """Whether the memory keepers may hold in-memory copies of the state of an earlier group."""
         return self._ended
 
     def release(self, stay: Mapping[int, bool]) -> None:

@@ -24,7 +24,7 @@ from launcher.runtime.recipe.schema import Recipe
 
 # CPUs that Ray reserves for a rank: few, so that data tasks still fit on a small machine.
 CPUS_PER_RANK = 0.25
-# The same with elastic ranks on CPUs, where each core holds a rank and a data task.
+# The same if the number of ranks may change (`Trainers`) and there are no GPUs: a core holds a rank and a data task.
 CPUS_PER_ELASTIC_RANK = 0.75
 MAX_DATA_WORKERS = 4  # largest number of data workers for each rank
 
@@ -44,8 +44,7 @@ class LocalRayResources:
 
     def too_large_error(self, reason: str) -> RunError:
         """Return the error to raise if Ray cannot start because of `reason` (Ray's own text). It is a
-        TransientRunError if the object store would fit once other processes have ended.
-        """
+        TransientRunError if the object store would fit once other processes have ended."""
         whole = psutil.virtual_memory().total
         kind = TransientRunError if self.object_store_bytes < 0.9 * whole else RunError
         return kind(
@@ -151,15 +150,15 @@ class WorldSizeTracker:
     def __init__(self, sizing: Sizing, last: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._sizing, self._world, self._clock = sizing, last, clock
         self.without: frozenset[str] = frozenset()
-        self._wanted = max(sizing.expected, last or 0)
-        self._first = True
-        self._began = 0.0
+        self._wanted = max(sizing.expected, last or 0)  # number of ranks that a start waits for
+        self._first = True  # whether no group of this command has trained yet
+        self._began = 0.0  # when the present group began to train
         self._asked: float | None = None  # when `ranks_to_start` was first called for this group; None while it trains
         self._granted: int | None = None  # number of ranks that were allowed to start and do not train yet
         self._failed: int | None = None  # number of ranks that were allowed to start before, but did not train
-        self._told: float | None = None
+        self._told: float | None = None  # when the operator was last told what the start waits for
         self._starting: int | None = None  # number of ranks in the last message "starting ..."
-        self._found = 0
+        self._found = 0  # number of ranks that fit on the cluster
         self._changed = 0.0  # when `_found` last changed
 
     def exclude_nodes(self, nodes: Nodes, bad_nodes: frozenset[str]) -> bool:

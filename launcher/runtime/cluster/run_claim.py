@@ -1,5 +1,5 @@
-"""A command's claim on its run: it claims attempts, renews the heartbeat of the newest one, and notices a newer claim
-by another start.
+"""A command's claim on its run: it claims attempts (numbered starts, of which only the newest may write), renews the
+heartbeat of its newest attempt, and notices a newer claim by another start.
 
 The heartbeat, the search for newer claims, and the claims of later attempts run on separate threads.
 """
@@ -30,7 +30,7 @@ class RunClaim:
 
     def __init__(self, first: Attempt, owner: Owner) -> None:
         self._newest, self._owner = first, owner
-        self._unused = True  # whether the newest attempt was not given to a group yet
+        self._unused = True  # whether no group of ranks has the newest attempt yet
         self._taken, self._closed = threading.Event(), threading.Event()
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="claim")
         self._heart = Heartbeat(first)

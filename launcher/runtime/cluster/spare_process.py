@@ -20,12 +20,12 @@ from launcher.runtime.rank.main import threads_per_rank
 from launcher.runtime.run.kept_tokenizer import cached_tokenizer
 from launcher.runtime.run.record import open_run
 
-_SINGLE_RANK_VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+_SINGLE_RANK_VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # environment of a group of one rank
 
 
 def prepare_process(run_uri: str, *, gpus: bool, ranks: int) -> None:
     """Prepare this process for a rank of the run. `ranks`: number of ranks on this node, which share its cores."""
-    loaded_versions()
+    loaded_versions()  # cached, for the preflight of the rank
     run = open_run(run_uri)
     tokenizer = cached_tokenizer(run.store, run.record.inputs.tokenizer, run.recipe)
     if gpus:

@@ -14,8 +14,8 @@ from launcher.command import mark_saving
 from launcher.exit_codes import REPEAT, STOPPED
 from launcher.signals import handled_signals
 
-STOP_POLL_S = 2.0
-_SIGNAL_WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
+STOP_POLL_S = 2.0  # interval of checks of the store for a stop request
+_SIGNAL_WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGHUP)"}  # shown to the operator
 
 
 class StopRequests:
@@ -30,8 +30,8 @@ class StopRequests:
     Attributes:
         asked: event that is set by the first request.
         reason: where the first request came from, as text; None if there was none.
-        code: exit code of the command after the request. After a signal it is REPEAT, because only the machine is
-            needed for something else; after a request in the store it is STOPPED: do not start the run again.
+        code: exit code of the command after the request. After a signal it is REPEAT: the run can continue later, since
+            only the machine was wanted back. After a request in the store it is STOPPED: do not start the run again.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:

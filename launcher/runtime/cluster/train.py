@@ -56,9 +56,9 @@ class CompanionServices:
 
     Attributes:
         publishing: returns a context manager that publishes the run to trackers, for the whole start.
-        evaluating: returns a context manager that evaluates commits while Ray is connected. Its last argument is the
-            event that is set when the command is asked to stop.
-        pending: returns whether the newest commit of the run still has to be evaluated.
+        evaluating: returns a context manager that evaluates checkpoints while Ray is connected. Its last argument is
+            the event that is set when the command is asked to stop.
+        pending: returns whether the newest checkpoint of the run still has to be evaluated.
     """
 
     publishing: Callable[[Run, NoteFunction], AbstractContextManager[None]]
@@ -68,7 +68,7 @@ class CompanionServices:
 
 _MAX_REASON_CHARACTERS = 2000  # a recorded reason is cut to this length
 _LOG_CLOSE_TIMEOUT_S = 10.0  # time limit for writing the last records
-_UNCOUNTED_ERRORS = (*TRANSIENT_ERRORS, Superseded, RunIsActive)  # no failures of the run
+_UNCOUNTED_ERRORS = (*TRANSIENT_ERRORS, Superseded, RunIsActive)  # they do not count as failures of the run
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _newest_checkpoint(run: Run) -> CheckpointManifest | None:
 
 @dataclass(frozen=True)
 class _RunStart:
-    """One start of a run that has been claimed. `last`: the newest checkpoint."""
+    """One start of a run that has been claimed. `last`: manifest of the newest checkpoint; None if there is none."""
 
     run: Run
     display: ProgressDisplay

@@ -79,6 +79,7 @@ def train(
 
 
 def _wait_for_end(process: "subprocess.Popen[str]", show: bool) -> tuple[int, str]:
+    """Return exit code and last output lines of `process`. An interrupt (Ctrl-C) is passed on to it."""
     said: deque[str] = deque(maxlen=_MAX_LINES)
     assert process.stdout is not None
     while True:

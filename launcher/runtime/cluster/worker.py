@@ -80,10 +80,10 @@ from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.removals import read_removals
 
-_RANK_0_TIMEOUT_S, _RANK_0_RETRY_S = 60.0, 0.01
+_RANK_0_TIMEOUT_S, _RANK_0_RETRY_S = 60.0, 0.01  # time limit and interval of attempts to connect to rank 0
 # torch's timeout of a collective, relative to the watchdog's limit, which must come first: it names the stuck ranks.
 _COLLECTIVE_TIMEOUT_RATIO = 1.5
-_MAX_WAITING_RECORDS = 4096  # if the driver does not ask, the oldest of more records are dropped
+_MAX_WAITING_RECORDS = 4096  # if more wait for the driver to ask, the oldest are dropped
 _ERROR_LENGTH = 500  # an error is cut to this length; failures are compared by it
 _USER_ERRORS = (
     RecipeError, RunError, NoGoodCheckpoint, NewerFormat, InputError, CorpusError, PlanError, TokenizerError,
@@ -102,10 +102,10 @@ class DriverLink:
 
     def __init__(self, rank: int, save_multiple: int) -> None:
         self.rank, self._save_multiple = rank, save_multiple
-        self.peer_gone, self._left = False, leave_count()
-        self._where = (0, "starting", 0)
+        self.peer_gone, self._left = False, leave_count()  # `_left`: as in `abort_groups`
+        self._where = (0, "starting", 0)  # step, activity, progress within the activity
         self._resumed: int | None = None
-        self._orders, self._told = RankOrders(), 0
+        self._orders, self._told = RankOrders(), 0  # last orders, number of heartbeats sent
         self._records: deque[Mapping[str, Any]] = deque(maxlen=_MAX_WAITING_RECORDS)
         self._notes: deque[str] = deque(maxlen=_MAX_WAITING_RECORDS)
         self._events: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=_MAX_WAITING_RECORDS)

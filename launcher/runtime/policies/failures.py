@@ -158,6 +158,7 @@ def _is_same_error(failure: Failure, last: Failure) -> bool:
 
 
 def _bad_nodes(failures: Sequence[Failure], node_count: int) -> frozenset[str]:
+    """Return the nodes to exclude (rule 2 of the module docstring), at most all but one."""
     recent = [
         failure.node
         for failure in failures[-NODE_WINDOW_FAILURES:]

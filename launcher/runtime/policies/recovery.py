@@ -1,8 +1,9 @@
 """Fast recovery from the death of a rank: its settings, and which rank keeps an in-memory copy of which rank's state.
 
 The partners are a pure function of the nodes of the ranks. The ranks form a ring, node after node, and each rank's copy
-is kept a fixed number of ranks further on. If that distance is at least the largest node's number of ranks, and at most
-the ring without that node, every partner is on another node, and each rank keeps one copy. It is about half the ring:
+is kept a fixed number of ranks further on (the distance). Every partner is on another node, and each rank keeps one
+copy, if the distance is not below the number of ranks of the largest node, and not above that of all other nodes
+together. The distance is about half the ring:
 
 - Nodes that share a switch or a rack are mostly neighbours in the ring, and may be lost together. Their copies are on
   the other side of the ring.
@@ -27,7 +28,6 @@ COPY_TIME_SHARE = 0.0003
 """With `memory_every: auto`, in-memory copies of the state take at most this share of the time. In simulated months of
 RoBERTa-large on 16 to 16,384 GPUs, even with nodes that fail once a day, ten times this share never gave better
 goodput: the copies cost more time than they saved."""
-
 
 PROCESS_BYTES = 2 << 30  # host memory that each rank or spare process of a node needs
 

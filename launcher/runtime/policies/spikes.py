@@ -1,10 +1,9 @@
 """The loss-spike policy: which updates are skipped, when a run returns to an earlier checkpoint, and when it ends. Its
 functions are pure functions of the run's losses and gradient norms.
 
-A step is bad if it made no update, or if its loss is far above the recent losses of its phase. A single
-bad step is ignored. After many in a row the run returns to an earlier checkpoint and skips the data it has read since,
-as was done by hand for PaLM (Chowdhery et al. 2022, section 5.1: about 100 steps
-back, 200 to 500 batches skipped, about 20 times).
+A step is bad if it made no update, or if its loss is far above the recent losses of its phase. A single bad step is
+ignored. After many in a row the run returns to an earlier checkpoint and skips the data it has read since, as was done
+by hand for PaLM (Chowdhery et al. 2022, section 5.1: about 100 steps back, 200 to 500 batches skipped, about 20 times).
 
 Recent losses are those of the last `window` steps that were not bad, so that a spike does not become the standard. "Far
 above" is measured by the median and the median absolute deviation (MAD), which single outliers hardly move. All ranks
@@ -24,7 +23,7 @@ from checkpoints.listing import Rewind
 from data_service.formats import StrictRecord
 from launcher.runtime.policies.failures import StopDecision
 
-LOSS = "loss"
+LOSS = "loss"  # name of the loss among the figures of a step; the others are gradient norms
 _MAD_TO_SIGMA = 1.4826  # standard deviation / MAD of a normal distribution
 # Smallest standard deviation, as a share of the median: if losses hardly vary, a tiny rise must not count as a spike.
 _MIN_SPREAD_SHARE = 0.01
@@ -81,7 +80,7 @@ class SpikeHistory:
         return _HISTORY_TYPE.validate_python(data)
 
 
-_HISTORY_TYPE = TypeAdapter(SpikeHistory)
+_HISTORY_TYPE = TypeAdapter(SpikeHistory)  # converts to and from JSON
 
 
 def upper_bound(values: Sequence[float], window: int, deviations: float | None) -> float:
@@ -205,5 +204,6 @@ def _rewinds_in_a_row(settings: Spikes, began: int, past_rewinds: Sequence[Rewin
 
 
 def _figure_limit(settings: Spikes, recent: SpikeHistory, phase: int, name: str, deviations: float | None) -> float:
+    """Return `upper_bound` of the recent values of `name`; infinite if they are those of an earlier phase."""
     values = recent.series.get(name, ()) if recent.phase == phase else ()
     return upper_bound(values, settings.window, deviations)

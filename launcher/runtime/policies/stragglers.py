@@ -52,8 +52,8 @@ class StragglerDetector:
     settings: Stragglers
     forward: bool
     """Whether the time of forward passes shows how fast a rank is. At ZeRO 3 it does not."""
-    _steps: list[tuple[Sequence[Pace], float]] = field(default_factory=list)
-    _slow: dict[int, int] = field(default_factory=dict)  # slow windows in a row, by rank
+    _steps: list[tuple[Sequence[Pace], float]] = field(default_factory=list)  # by step: times of all ranks, duration
+    _slow: dict[int, int] = field(default_factory=dict)  # number of slow windows in a row, by rank
 
     def add_step(self, paces: Sequence[Pace], seconds: float) -> list[Straggler]:
         """Add the times of all ranks in a step that took `seconds`. Return the ranks that became stragglers."""

@@ -19,13 +19,12 @@ from pydantic import Field
 
 from data_service.formats import StrictRecord
 
-TRAINING_ACTIVITY = "training"
+TRAINING_ACTIVITY = "training"  # activity that a rank reports during a step
 TRIAL_SUM_ACTIVITIES = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
 """The activity of a rank during the trial all-reduce before training (`launcher.runtime.preflight.collective`), by
 communication library."""
-_STAGE_BY_ACTIVITY = {"starting": 0, "loading": 1}  # order of a rank's activities before any other
+_STAGE_BY_ACTIVITY = {"starting": 0, "loading": 1}  # the first activities of a rank, in order
 _MAX_GAP_S = 1.0  # a longer time between two checks counts as this long
-
 
 MIN_HEARTBEAT_INTERVAL_S = 0.25
 MAX_HEARTBEATS_PER_S = 500  # limit for all ranks together: it takes two fifths of a core of the driver

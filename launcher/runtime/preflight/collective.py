@@ -35,9 +35,9 @@ from launcher.runtime.preflight.measure import PreflightSubject, run_checks
 from launcher.runtime.preflight.network import network_line_rate
 from launcher.runtime.preflight.releases import triton_release
 
-_COMPARED_LIBRARIES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "safetensors")
+_COMPARED_LIBRARIES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "safetensors")  # must be equal on all nodes
 _REPOSITORY_ROOT = Path(__file__).parents[3]
-_SOURCE_PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
+_SOURCE_PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")  # packages that `source_digest` hashes
 
 
 def installed_versions() -> dict[str, str]:
@@ -104,6 +104,7 @@ class NodeReport:
         return {**head, "problems": problems, "checks": checks, "versions": self.versions}
 
 
+# Converts reports for the exchange between ranks. A rank that examined no node sends None.
 _REPORT_ADAPTER: TypeAdapter[NodeReport | None] = TypeAdapter(NodeReport | None)
 
 
@@ -182,13 +183,11 @@ def _examine_node(subject: PreflightSubject, node: str) -> NodeReport:
 
 
 _CHECKED_ELEMENTS = 1 << 16  # number of elements of each trial sum
-_PATTERN_COUNT = 64  # ranks that send different numbers: with more, fp32 sums of 16,000 ranks would be inexact
-_TIMED_MESSAGE_BYTES = {
-    "cpu": 2 << 20,
-    "cuda": 64 << 20,
-}  # bytes of a timed message; from a CPU it takes 20 ms over a link at the limit of `_SLOW_LINK_BYTES_S`
+_PATTERN_COUNT = 64  # distinct results of `rank_pattern`: with more, fp32 sums of 16,000 ranks would be inexact
+# Bytes of a timed message, by type of device. From a CPU it takes 20 ms over a link of `findings._SLOW_LINK_BYTES_S`.
+_TIMED_MESSAGE_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
 _TIMED_ROUNDS = 2  # number of timed rounds, of which the fastest counts
-_SUMS_ADAPTER = TypeAdapter(RankSums)
+_SUMS_ADAPTER = TypeAdapter(RankSums)  # converts a rank's results for the exchange between ranks
 
 
 def first_sums(peers: Peers) -> list[RankSums]:
@@ -304,8 +303,8 @@ def _wait_for_device(device: torch.device) -> None:
 
 
 def _link_rate_inside_node(device: torch.device) -> float | None:
-    """Return the speed of the links between such GPUs in a node, in bytes a second; None if it is unknown, as for MIG
-    instances, which do not have the links of the whole GPU."""
+    """Return the speed, by the data sheet, of the links between GPUs of this kind in a node, in bytes a second. None if
+    it is unknown, as for MIG instances, which do not have the links of the whole GPU."""
     if device.type != "cuda":
         return None
     of = torch.cuda.get_device_properties(device)

@@ -40,7 +40,7 @@ from launcher.runtime.preflight.measure import (
 from launcher.runtime.preflight.network import examine_network, local_address
 from launcher.runtime.preflight.releases import triton_problem, untested_torch_warning
 
-_PINS = Path(__file__).parents[3] / "infra" / "constraints.txt"
+_PINS = Path(__file__).parents[3] / "infra" / "constraints.txt"  # tested versions; missing in a wheel
 _INSTALL_REMEDY = "install with infra/constraints.txt"
 _PINNED_PACKAGES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydantic", "safetensors")
 
@@ -166,13 +166,14 @@ NETWORK_FILE_SYSTEMS = (
     "wekafs",
 )
 """Beginnings of the names of file systems whose files lie on other machines."""
-_IMPORTS_TIMEOUT_S = 600.0
+_IMPORTS_TIMEOUT_S = 600.0  # seconds until `measure_imports` gives up
 _MAX_MODULES_WITHOUT_BYTECODE = 50  # modules that may lack bytecode, such as those of a read-only checkout
 _SLOW_IMPORTS_REMEDY = (
     "copy the environment to a local disk of each node, as one file (a container image, or a tar that the job unpacks "
     "into /tmp): many small files are slow there"
 )
 
+# The program of `measure_imports`: imports modules, and prints the fields of `ImportTimes` as JSON.
 _IMPORTS_PROGRAM = """
 import importlib, json, os, sys, time
 opened = set()

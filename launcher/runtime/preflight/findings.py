@@ -192,7 +192,8 @@ class RankSums:
         total: wrong numbers in the sums over all ranks.
         speed: speed of the link from the previous rank.
         together: speed of this rank's traffic, each way, in a sum over all ranks.
-        inside, line: speeds of the hardware between GPUs of a node and between nodes; None if unknown.
+        inside: speed that the hardware's links between GPUs of a node should have; None if unknown.
+        line: speed that the network line between nodes should have; None if unknown.
         seconds: time that the sums took.
     """
 
@@ -230,17 +231,14 @@ def _wrong_sum_findings(found: Sequence[RankSums], nodes: Sequence[str]) -> Iter
         before = rank - 1 if rank else len(found) - 1
         if one.own or one.pair:
             what = f"its own numbers: {one.own}" if one.own else f"its sums of two: {one.pair}"
-            yield (
-                nodes[rank],
-                _sum_failure(f"rank {rank} computes wrongly, {what}", "have its GPU or memory tested"),
-            )
+            yield nodes[rank], _sum_failure(f"rank {rank} computes wrongly, {what}", "have its GPU or memory tested")
             blamed = True
         elif one.link and not found[before].own:
             link = _link_text(before, rank, nodes)
             for node in dict.fromkeys((nodes[before], nodes[rank])):  # either end of the link may be at fault
                 yield (
                     node,
-                    _sum_failure(f"from {link}: {one.link}", "test cables, cards and GPUs of this link"),
+                    _sum_failure(f"from {link}: {one.link}", "test cables, network cards and GPUs of this link"),
                 )
             blamed = True
     if blamed:

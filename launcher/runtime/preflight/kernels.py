@@ -1,5 +1,5 @@
 """Tries the kernels on this machine's GPU: which are correct for a recipe's networks, and how fast they are. Also
-decides whether a run's layers are compiled here, and names compiled code by everything that it depends on."""
+decides whether a run's layers are compiled here, and names compiled code by a hash of all that it depends on."""
 
 import hashlib
 import json
@@ -59,7 +59,8 @@ class KernelVerdict(StrictRecord):
     Attributes:
         time: time of the trial.
         gpu: name of the GPU, and the driver's version.
-        plain, dropped, elsewhere: as in `Preference`.
+        plain, dropped: attention kernels to use without and with dropout, the best first.
+        elsewhere: kernels to use in other places of the network, the best first.
         tried: results of all kernels.
         ended: why the trial was ended early; empty if it was completed.
     """
@@ -139,7 +140,7 @@ def examine_attention_forms() -> Iterator[tuple[str, KernelVerdict]]:
 
 _CPUINFO = Path("/proc/cpuinfo")
 CompileSetting = Literal["auto"] | bool
-"""Whether torch compiles layers; `auto`: on GPUs, where Triton is installed."""
+"""The recipe's `compile`: whether torch compiles layers. `auto`: only on a GPU for which Triton can compile."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class CompileChoice:
 
 
 def choose_compilation(setting: CompileSetting, gpu: str | None, *, unfit: str) -> CompileChoice:
-    """Decide whether to compile layers. `gpu`: None on a CPU. `unfit`: why Triton cannot compile for one, or empty."""
+    """Decide whether to compile layers. `gpu`: name; None on a CPU. `unfit`: why Triton cannot compile, or empty."""
     match setting, gpu:
         case False, _:
             return CompileChoice(False, "the recipe says so", told=False)
@@ -171,7 +172,7 @@ def is_triton_installed() -> bool:
 
 
 def compiled_code_name(subject: TrialSubject, zero: int) -> str:
-    """Return a hash of everything that compiled code depends on: versions, the machine's kind, and the networks."""
+    """Return a hash of all that compiled code depends on: versions, kind of machine, networks, ZeRO stage (`zero`)."""
     what = {
         "machine": local_gpu_name() or _cpu_description(),
         "threads": torch.get_num_threads(),

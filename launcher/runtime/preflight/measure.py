@@ -41,7 +41,7 @@ from launcher.runtime.run.record import RECORD_FILE, open_run
 
 _T = TypeVar("_T")
 
-_THROTTLE_REASONS = {
+_THROTTLE_REASONS = {  # bits of NVML's answer, by the reason's name for people
     "hardware, to protect itself": pynvml.nvmlClocksThrottleReasonHwSlowdown,
     "heat": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
     "power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
@@ -83,7 +83,7 @@ def _machine_gpu_states() -> list[GpuState]:
 
 
 def _visible_gpus(machine: list[GpuState], variable: str | None) -> list[GpuState]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names. Like CUDA, ignore all words from the first that names no GPU."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names. Like CUDA, stop at the first word that names no GPU."""
     if variable is None:
         return machine
     words = [word.strip() for word in variable.split(",")]
@@ -189,7 +189,7 @@ def clock_skew(store: Store) -> float | None:
 _PATIENCE_S = 2.0  # seconds of retries on a store that fails; training waits longer
 _DEADLINE_S = 2.5  # time limit in seconds for all checks together
 _MIB = 1 << 20
-_MAX_OPEN_FILES = 65_536
+_MAX_OPEN_FILES = 65_536  # highest limit that `raise_open_files` sets
 
 Check = Callable[[], list[Finding]]
 

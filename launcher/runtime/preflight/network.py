@@ -17,12 +17,13 @@ import psutil
 from launcher.runtime.preflight.findings import Finding
 
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
-_INTERNET_HOSTS = {socket.AF_INET: "8.8.8.8", socket.AF_INET6: "2001:4860:4860::8888"}  # for routes; nothing is sent
-_MEGABIT, _GIGABIT = 1e6 / 8, 1e9 / 8
-_RANK_ENVIRONMENT = {
+# Addresses on the internet, to ask the kernel which route leads there; nothing is sent to them.
+_INTERNET_HOSTS = {socket.AF_INET: "8.8.8.8", socket.AF_INET6: "2001:4860:4860::8888"}
+_MEGABIT, _GIGABIT = 1e6 / 8, 1e9 / 8  # in bytes
+_RANK_ENVIRONMENT = {  # variables of every rank, unless the user sets them
     # Our watchdog ends stuck ranks, after it has asked for their tracebacks and found the node at fault. torch's own
-    # monitor would abort a rank after 8 minutes, sooner than `watchdog.step` and without a message. An hour leaves it
-    # only to ranks whose watchdog is gone.
+    # monitor would abort a rank after 8 minutes, sooner than `watchdog.step` and without a message. After an hour
+    # it still ends ranks whose watchdog is gone.
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
     # A rank that gets an error from NCCL, or waits for a dead rank, aborts its communicators, and its process stays
     # (`encoder_core.train.groups`). Otherwise a thread of torch would end the process, after it has searched its

@@ -216,7 +216,7 @@ class RunCheckpointer:
                 self._journal.event("tidy_failed", reason=f"deletions took longer than {_TIDY_TIMEOUT_S:.0f} s")
 
 
-_SLOW_COPIES = 2  # first copies, one into each slot, that are slow because their memory pages are new
+_SLOW_COPIES = 2  # number of first copies that are not timed: each fills one of the two slots, whose pages are new
 
 
 class MemoryCopies:
@@ -256,12 +256,12 @@ class MemoryCopies:
             )
         self._last: int | None = None  # step of the last copy
         self._refused = False  # whether an event has recorded that the other node has no memory for copies
-        self._ended_at, self._took, self._made = time.monotonic(), 0.0, 0
+        self._ended_at, self._took, self._made = time.monotonic(), 0.0, 0  # last copy's end and seconds; their number
 
     def is_due(self, step: int) -> bool:
         """Return whether this rank agrees to copy the state after `step` steps. Rank 0 decides by settings and clock;
         the other ranks only report whether they can. Ranks that end with a save make no copy. Ranks that hand over
-        always copy, and do not wait for the copy on another node, because no node is lost."""
+        (`EndAction`) always copy, and do not wait for the copy on another node, because no node is lost."""
         ending = self._journal.link.end_action
         if self._writer is None or self._writer.failure is not None or ending == "save":
             return False
@@ -294,7 +294,7 @@ class MemoryCopies:
         if self._writer is None or self._refused or not self._writer.is_copy_refused:
             return
         self._refused = True
-        reason = "the other node has no memory for copies of this rank's state: if this node is lost, so are they"
+        reason = "the other node has no memory for copies of this rank's state: they are lost if this node is"
         self._journal.rank_event("memory_unshared", step=self._last, reason=reason)
 
     def close(self) -> None:
@@ -302,6 +302,7 @@ class MemoryCopies:
             self._writer.close()
 
     def _common_description(self, engine: Engine, state: TrainState, carried: StoredMemory) -> CommonDescription | None:
+        """Return what rank 0's copy describes for the copies of all ranks; None on other ranks."""
         if not self._first:
             return None
         segments, records = self._journal.pending_lines()

@@ -15,8 +15,8 @@ def to_batch(rows: Samples, device: torch.device, first_number: int = 0) -> Batc
 
     `first_number` is the number of the first row in the whole batch of its step. Rows with a factorisation order end
     with their classification token, which has segment number 2, as in XLNet. If a row is an example of several texts,
-    each text becomes a row of the batch. Rows in which all tokens are holes (`Samples.holes`) are left out, unless rows
-    continue from step to step (a factorisation order).
+    each text becomes a row of the batch. Holes (`Samples.holes`) stand for removed documents. Rows that consist of
+    holes are left out, unless rows continue from step to step (a factorisation order).
     """
     offsets, group = _text_offsets(rows)
     lengths = np.diff(offsets)
@@ -104,13 +104,13 @@ def _without_unlearned_rows(batch: Batch, rows: Samples, group: int) -> Batch:
 
 
 def _second_text_rows(lengths: NDArray[np.int64], group: int) -> NDArray[np.int64]:
-    """Return [T], 0 for tokens in the first text of each group, 1 for others. `group`: number of texts in a group."""
+    """Return for each of the T tokens, [T], 0 in the first text of its group, else 1. `group`: texts in a group."""
     number = np.arange(len(lengths)) % group
     return np.repeat(np.minimum(number, 1), lengths)
 
 
 def _text_offsets(rows: Samples) -> tuple[NDArray[np.int64], int]:
-    """Return [N * G + 1], the start of each text and the end of the last text, and G, the number of texts in a row."""
+    """Return the start of each text and the end of the last one, [N * G + 1], and the number G of texts in a row."""
     if rows.text_starts is None:
         return rows.offsets, 1
     starts = rows.offsets[:-1, None] + rows.text_starts

@@ -51,8 +51,8 @@ class RankShard:
     rows: tuple[int, ...]
 
     def deal(self, ranges: Sequence[SampleRange]) -> tuple[list[tuple[int, list[SampleRange]]], int]:
-        """Return this rank's microbatches of the step that consists of `ranges`, each as its number and the ranges of
-        its rows, and the step's number of microbatches over all ranks."""
+        """Cut the step that consists of `ranges` into microbatches. Return this rank's, each as its number and the
+        ranges of its rows, and the number of microbatches of all ranks."""
         rows = self.rows[ranges[0].phase] if ranges else 1
         count = -(-sum(r.stop - r.start for r in ranges) // rows)
         return [(i, cut_ranges(ranges, i * rows, rows)) for i in range(self.rank, count, self.world)], count
@@ -79,7 +79,7 @@ class RankData:
         share: this rank's share of the microbatches.
         device: device to which batches are copied.
         count: function from a batch to its number of targets for each loss term.
-        refresh: steps at which the model's memory is recomputed; None if the model has no memory.
+        refresh: when XLNet's memory of earlier rows is recomputed; None if the model has no such memory.
     """
 
     def __init__(
@@ -252,8 +252,8 @@ def _row_checksum(row: Samples) -> int:
 
 
 def _step_start(steps: Sequence[Sequence[SampleRange]]) -> StepStart | None:
-    """Return the rows of a step (the mean if batches are in tokens), and the epoch and the row at which these steps
-    begin in their stream. None without steps."""
+    """Return the number of rows in a step (the mean if batches are in tokens), and the epoch and the row at which these
+    steps begin in their stream. None without steps."""
     if not steps:
         return None
     first, rows = steps[0][0], sum(r.stop - r.start for ranges in steps for r in ranges)

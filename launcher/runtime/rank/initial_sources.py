@@ -1,6 +1,6 @@
 """Reads the model that a run starts from: its teacher, another run, or a folder in the transformers format.
 
-A pair of networks may begin from a folder with only a discriminator, such as DeBERTa v3's without its generator. Then
+A pair of networks (generator and discriminator) may begin from a folder that holds only a discriminator. Then
 the generator begins with the discriminator's embeddings, and with layers of the discriminator, evenly spaced from the
 first to the last. The generator's head begins with fresh weights. With gradient-disentangled embeddings (DeBERTaV3: He
 et al. 2021, section 3.2) the generator's table is the folder's, and the discriminator's difference begins at zero.
@@ -47,7 +47,7 @@ from launcher.runtime.run.record import open_run
 from launcher.runtime.run.sealed import hash_json
 from launcher.runtime.run.teachers import FoundTeacher
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = Mapping[str, tuple[int, ...]]  # shape of each parameter, by name
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def _check_padding(source_config: ModelConfig, config: ModelConfig, store: Store
 
 def _left_parameters_record(objective: RecipeObjective, config: ModelConfig, folder: Path) -> dict[str, JsonValue]:
     """Return fields for the record. `left`: the folder's names of parameters that the objective does not train. If the
-    generator is made from the discriminator, also that `network` and `layers`, those that the generator gets."""
+    generator is made from the discriminator, also `network`: "discriminator", and `layers`: those that it gets."""
     if objective.rtd is not None and not holds_single_network(folder):
         return {"left": []}
     left = unused_parameters(config, folder, _heads_of_one(config, objective))

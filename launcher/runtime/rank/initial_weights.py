@@ -14,7 +14,7 @@ A fresh language-model head begins by predicting word frequencies. Its decoder i
 model that the run starts from. Nothing in that model's training kept these rows short; a distilled model never used
 them in a decoder. With the usual initial values, the spread of logits after the fresh LayerNorm is the length of the
 rows, and the loss is too high by half the square of that spread: 15.8 nats at the first step where word frequencies
-alone give 6.2, and still 14.2 after ten steps of a slow warmup (figures in `tests/bench/RESULTS-runs.md`). So the
+alone give 6.2, and still 14.2 after ten steps of a slow warmup (measured in `tests/bench/RESULTS-runs.md`). So the
 head's bias is the logarithm of the corpora's unigram frequencies, and the gain of its last LayerNorm is set so that
 logits spread by half a nat around them, whatever the scale of the embeddings.
 """
@@ -67,7 +67,7 @@ from launcher.runtime.run.inputs import unigram_probabilities
 from launcher.runtime.run.record import RECORD_FILE, Run
 from launcher.runtime.run.teachers import FoundTeacher
 
-START_KEY = "start.json"
+START_KEY = "start.json"  # key in the run's store of the pin (`_StartPin`) of the weights that it began from
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _StartPin(StrictRecord):
     Attributes:
         start: the recipe's `start`.
         digest: digest of the weights.
-        commit: attempt and step of the commit, if `start` is a run.
+        commit: attempt and step of the checkpoint that was read, if `start` is a run.
     """
 
     format: Literal[1] = 1
@@ -146,7 +146,7 @@ class _StartPin(StrictRecord):
     commit: tuple[int, int] | None = None
 
 
-_PIN_ADAPTER = TypeAdapter(_StartPin | None)
+_PIN_ADAPTER = TypeAdapter(_StartPin | None)  # converts the pin that rank 0 sends; None: the run has no pin
 
 
 def _read_pin(run: Run) -> _StartPin | None:
@@ -265,6 +265,7 @@ def _read_parameter(source: InitialSource, name: str) -> Tensor:
 
 
 def _check_shapes(expected: Shapes, source: InitialSource, where: str) -> None:
+    """Raise RunError if `source` lacks a parameter of the encoder, or has one of another shape than `expected`."""
     missing = [name for name in expected if name not in source.shapes and _is_encoder_parameter(name)]
     if missing:
         raise RunError(
@@ -339,8 +340,8 @@ LOGIT_SPREAD = 0.5  # standard deviation of a position's logits over the vocabul
 def initial_head_values(
     model: nn.Module, recipe: Recipe, fresh_names: Collection[str], initial_value: Callable[[str], Tensor]
 ) -> dict[str, Tensor]:
-    """Return initial values, by name, for LayerNorm gain and decoder bias of each language-model head of `model` whose
-    gain and bias are in `fresh_names`, but not its vocabulary table.
+    """Return initial values, by name, of LayerNorm gain and decoder bias, for each language-model head of `model` for
+    which both are in `fresh_names`, but the decoder's vocabulary table is not.
 
     `initial_value`: function from the name of a parameter to its whole initial value. Raises CorpusError, StoreError
     if a corpus cannot be read.

@@ -72,8 +72,8 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     return gpu.peak if precision == "bf16" else gpu.peak_fp32
 
 
+# Middle of the message about a slow rank ("rank 3 on HOST ... 1.5 times as long"), by what is slow.
 _SLOW_TEXTS = {"data": "gets its data so late that steps take", "compute": "is slow: computing takes it"}
-
 
 EndAction = Literal["save", "hand over"]
 """What ranks do with the last state when they end: save it, or leave it in memory for ranks that continue at once."""
@@ -93,7 +93,8 @@ class SupervisorLink(Protocol):
 
 @dataclass(frozen=True)
 class RankJournal:
-    """The recorder of a rank's work. Only rank 0 writes metrics and events. `hosts`: name of each rank's machine.
+    """The recorder of a rank's work. Only rank 0 writes metrics and events, to `journal`, which is None on other ranks.
+    `hosts`: name of each rank's machine.
 
     No method raises errors of the store. Only `flush` and `close` wait for the store, for a limited time.
     """
@@ -168,7 +169,7 @@ class RankJournal:
             self.link.note(text)
 
     def pending_lines(self) -> tuple[int, tuple[str, ...]]:
-        """Return the number of segments of step records in the store, and the records that are not yet stored."""
+        """Return the number of stored segments (files) of step records, and the records that are not yet stored."""
         return self.journal.pending_lines() if self.journal is not None else (0, ())
 
     def restore(self, lines: Sequence[str]) -> None:

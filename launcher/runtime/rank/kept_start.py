@@ -133,8 +133,8 @@ def _copy_network(network: Store, folder: Path, *, pickled: bool) -> None:
 HUB_SCHEME = "hf://"
 _HUB_URI = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _WEIGHT_PATTERNS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-_WANTED_PATTERNS = ("config.json", *_WEIGHT_PATTERNS, *TOKENIZER_FILES)
-_PICKLED_PATTERNS = (PICKLE, "pytorch_model-*.bin", PICKLE_INDEX)
+_WANTED_PATTERNS = ("config.json", *_WEIGHT_PATTERNS, *TOKENIZER_FILES)  # files that a start needs
+_PICKLED_PATTERNS = (PICKLE, "pytorch_model-*.bin", PICKLE_INDEX)  # needed if a network has no safetensors
 _HUB_TIMEOUT_S = 20.0  # seconds to wait for an answer of the Hub
 
 

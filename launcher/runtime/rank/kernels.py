@@ -56,7 +56,8 @@ from launcher.runtime.preflight.releases import triton_problem, triton_release
 from launcher.runtime.rank.journal import RankJournal, SupervisorLink
 from launcher.runtime.run.record import Run
 
-KERNELS_FOLDER = "kernels"
+KERNELS_FOLDER = "kernels"  # folder of the stored verdicts in the run
+# Converts a rank's verdict, and whether it was made just now; None from a rank that neither read nor made one.
 _VERDICT_ADAPTER: TypeAdapter[tuple[KernelVerdict, bool] | None] = TypeAdapter(tuple[KernelVerdict, bool] | None)
 
 
@@ -167,7 +168,7 @@ def _rejection_text(one: KernelTrialRecord) -> str:
     return f"the kernel `{one.kernel}`{where}: {why}"
 
 
-_CACHE_FOLDER = Path(".cache/maskfleet/compiled")
+_CACHE_FOLDER = Path(".cache/maskfleet/compiled")  # below the user's home folder
 _COMPLETE_MARK = "complete"  # name of the file that marks a complete folder
 _MAX_FOLDERS = 16  # largest number of folders of compiled code that a machine keeps
 
@@ -244,6 +245,7 @@ class CompilationRecord(StrictRecord):
     failure: str = ""
 
 
+# Converts a rank's result for the exchange between ranks; None from a rank that has not compiled yet.
 _RECORD_ADAPTER: TypeAdapter[CompilationRecord | None] = TypeAdapter(CompilationRecord | None)
 
 
@@ -303,12 +305,13 @@ def load_compiled_code(run: Run, tokenizer: Tokenizer) -> None:
         _compile_once(run, code, subject, choice, None)
 
 
-_compiled_by_folder: dict[Path, tuple[Pieces, CompilationRecord]] = {}
+_compiled_by_folder: dict[Path, tuple[Pieces, CompilationRecord]] = {}  # what this process compiled or loaded
 
 
 def _compile_or_load(
     run: Run, code: CompiledCode, subject: TrialSubject, choice: CompileChoice, link: SupervisorLink | None
 ) -> tuple[Pieces, CompilationRecord]:
+    """Load this machine's compiled code into this process. If there is none, a separate process compiles it first."""
     kept = "on this machine" if code.is_complete else "nowhere"
     # torch reads these variables when it first compiles. With more threads it has processes that outlive a killed rank.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code.folder)

@@ -216,7 +216,7 @@ def _load_state(
 
 
 def _leave_out_removed(run: Run, attempt: Attempt, state: TrainState, peers: Peers, journal: RankJournal) -> Run:
-    """Return `run` without the documents that were removed, from this step on at the latest."""
+    """Return `run` so that its data leave removed documents out, from step `state.step` on or from an earlier one."""
     settled, added = agree_on_removals(run, attempt, state.step, peers)
     if added is not None:
         journal.event("removals", step=added.step, states=added.states)
@@ -296,7 +296,7 @@ def _read_memories(run: Run, engine: Engine, good: ResumePoint, data: RankData, 
     total, rows = data.microbatch_count(step), data.microbatch_rows(step)
     if {shape[0] for shape in shapes.values()} != {total * rows}:
         raise RunError(
-            f"the checkpoint of step {step} does not hold the memory that the next step needs",
+            f"the checkpoint of step {step} does not hold XLNet's memory, which the next step needs",
             remedy="set model.memory_refresh, the phases and the batch back to their former values: memory is "
             "recomputed at multiples of memory_refresh and at the beginning of a phase, and carried over elsewhere",
         )

@@ -41,7 +41,7 @@ from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import has_automatic_microbatch, with_microbatch_rows
 from launcher.runtime.run.record import Run
 
-LIMITS_FOLDER = "microbatch"
+LIMITS_FOLDER = "microbatch"  # folder of the stored limits in the run
 # Share of a machine's memory that all its ranks together may fill; the rest is for other processes.
 _CPU_MEMORY_SHARE = 0.5
 
@@ -67,8 +67,8 @@ class DeviceMemory:
     name: str
 
 
-_DEVICE_MEMORY_ADAPTER = TypeAdapter(DeviceMemory)
-_BOUNDS_ADAPTER: TypeAdapter[tuple[int | None, ...]] = TypeAdapter(tuple[int | None, ...])
+_DEVICE_MEMORY_ADAPTER = TypeAdapter(DeviceMemory)  # converts a rank's memory for the exchange between ranks
+_BOUNDS_ADAPTER: TypeAdapter[tuple[int | None, ...]] = TypeAdapter(tuple[int | None, ...])  # `StoredLimits.most`
 
 
 def device_memory(ranks: int) -> DeviceMemory:

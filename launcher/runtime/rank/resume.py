@@ -45,7 +45,7 @@ class ResumePoint:
     """The state that a group of ranks resumes from.
 
     Attributes:
-        manifest: manifest of the state, as of a checkpoint.
+        manifest: description of the state, in the form of a checkpoint's manifest.
         open: function that returns a reader of the state's tensors, as a context manager.
         stored: step of the newest commit in the store that belongs to the state's history; None if there is none.
         passed_over: one line for each newer checkpoint in the store that is damaged.
@@ -92,8 +92,8 @@ def _resume_from_store(run: Run, peers: Peers) -> ResumePoint | None:
     return ResumePoint(manifest, lambda: CheckpointReader(run.store, manifest), manifest.step, good.passed_over)
 
 
-_SETS_ADAPTER = TypeAdapter(list[Any])
-_STEP_ADAPTER = TypeAdapter(int | None)
+_SETS_ADAPTER = TypeAdapter(list[Any])  # converts sets, one for each rank, that rank 0 chose from `list_sets`
+_STEP_ADAPTER = TypeAdapter(int | None)  # converts the step of a checkpoint; None if there is none
 
 
 def _resume_from_memory(run: Run, peers: Peers, memory: MemorySets) -> ResumePoint | None:
@@ -145,7 +145,7 @@ def missing_records(run: Run, attempt: int, memory: CommonDescription) -> list[s
     return list(memory.records[sum(len(data.splitlines()) for _, _, data in written) :])
 
 
-_RECORDS_ADAPTER = TypeAdapter(tuple[RemovalRecord, ...])
+_RECORDS_ADAPTER = TypeAdapter(tuple[RemovalRecord, ...])  # converts all removal records of the run
 
 
 def agree_on_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tuple[Run, RemovalRecord | None]:

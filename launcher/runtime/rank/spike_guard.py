@@ -22,7 +22,7 @@ from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import SPIKES_KEY, SkippedData
 
-_DECISION_ADAPTER: TypeAdapter[StopDecision | str] = TypeAdapter(StopDecision | str)
+_DECISION_ADAPTER: TypeAdapter[StopDecision | str] = TypeAdapter(StopDecision | str)  # str: a line about the rewind
 
 
 class Rewound(Exception):

@@ -300,6 +300,7 @@ def _schedule_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _schedule_fit_issues(schedule: ScheduleConfig, path: KeyPath, owner: str, steps: int) -> Iterator[RecipeIssue]:
+    """Yield why `schedule` does not fit into the `steps` of its `owner`: "the run" or "the phase"."""
     if schedule.warmup > steps:
         yield RecipeIssue(
             (*path, "warmup"),

@@ -33,31 +33,31 @@ from launcher.runtime.recipe.document import RecipeDocument
 from launcher.runtime.recipe.load import load, recipe_from_document
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 
-_PAIR_TASK_CLASSES = ("BertForPreTraining", "AlbertForPreTraining")
-STEPS, ROWS, MICROBATCH, LONGEST = 12_500, 256, 16, 512
+_PAIR_TASK_CLASSES = ("BertForPreTraining", "AlbertForPreTraining")  # classes with a head of a sentence-pair task
+STEPS, ROWS, MICROBATCH, LONGEST = 12_500, 256, 16, 512  # steps; rows of batch and microbatch; longest row in tokens
 WARMUP_STEPS = STEPS // 10
-LR = 1e-4
-DATA_MEMORY = "1GiB"
+LR = 1e-4  # peak learning rate
+DATA_MEMORY = "1GiB"  # `data_service.memory` of the recipe
 TOKENIZER_PLACEHOLDER = f"{PLACEHOLDER}tokenizers/the-models-own"
 
-_KEY_COMMENTS = {
+_KEY_COMMENTS = {  # comments above the keys of the written recipe
     "start": "the weights; heads that the folder lacks begin fresh, and the run's `start` event names them",
     "corpus": "yours, built with the tokenizer below: maskfleet init FILE RUN --corpus URI",
     "tokenizer": "the model's own; for another one, rows follow their pieces (maskfleet tokenizer extend)",
     "model": "as the folder's config.json says; dropout alone may be changed",
-    "phases": f"{STEPS:,} steps, of 2,048 rows, adapted the models of Gururangan et al. 2020; fewer do for little text",
+    "phases": f"Gururangan et al. 2020 adapted models in {STEPS:,} steps of 2,048 rows; little text needs fewer steps",
     "optimizer": "a sixth of RoBERTa's rate, so that what the model knows is not erased. With bias correction: Adam's "
     "moments begin at zero,\n# and without it the first steps are up to six times as large as the rate says",
-    "schedule": "a tenth of the steps to raise the rate: until the moments, and a fresh head, are worth something",
+    "schedule": "the rate rises for a tenth of the steps, while Adam's moments and a fresh head are still unreliable",
     "microbatch": "rows; more are faster on a large GPU",
-    "data_service": "as much data waits ahead of training, in memory, as fits beside it on a small machine",
+    "data_service": "memory for data that wait to be trained on: what a small machine has left beside training",
 }
-_PAIR_KEY_COMMENTS = {
+_PAIR_KEY_COMMENTS = {  # instead of those above, if the recipe trains a generator and a discriminator
     "start": "the weights. If the discriminator is alone, the generator begins with its embeddings and some of its\n"
     "# layers; heads that the folder lacks begin fresh. The run's `start` event names what was read, made and left",
     "objective": "the names of the folder's weights are those of a discriminator: it is trained further as one",
 }
-_SINGLE_NETWORK_COMMENT = (
+_SINGLE_NETWORK_COMMENT = (  # above `objective`; {} is the name of the family's recipe for a pair
     "the folder has no discriminator's head, so one network is trained. If the model is a discriminator without its\n"
     "# head, take `objective` from {}"
 )

@@ -8,7 +8,7 @@ import re
 
 from launcher.runtime.recipe.schema import CorpusSource, Recipe
 
-_PHASE_PREFIX = re.compile(r"phases\.(\d+)\.corpora\.")
+_PHASE_PREFIX = re.compile(r"phases\.(\d+)\.corpora\.")  # beginning of the name of a phase's corpus
 
 
 def corpus_name(recipe: Recipe, phase: int, source: str) -> str:

@@ -19,10 +19,10 @@ from data_service.errors import UserError
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.yaml_bounds import EventLoader, bounded_events, find_refused_values
 
-KeyPath = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]  # keys and list indices that lead to a value
 M = TypeVar("M", bound=BaseModel)
 
-_MISSING = object()
+_MISSING = object()  # stands for a value that the data lack
 _LIST_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")  # `010` is the name of a key, not an index
 # PyYAML raises its own errors, and errors of the functions that convert dates, numbers and tags.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
@@ -354,6 +354,7 @@ def _child_schemas(node: dict[str, object], part: str | int) -> list[dict[str, o
 
 
 def _resolve_variants(node: dict[str, object], root: dict[str, object]) -> list[dict[str, object]]:
+    """Return the variants of `node`, a part of the JSON schema `root`: references are followed, unions divided."""
     reference = node.get("$ref")
     if isinstance(reference, str):
         name = reference.rsplit("/", 1)[-1]

@@ -61,7 +61,7 @@ FIELD_KINDS: tuple[tuple[str, FieldKind], ...] = (
     ("events.*", "operational"),
 )
 
-FlatFields = dict[str, object]
+FlatFields = dict[str, object]  # leaf values of a recipe, by dotted path
 
 
 def flatten(data: object) -> FlatFields:

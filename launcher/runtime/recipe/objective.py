@@ -36,8 +36,8 @@ from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.term import Label, Refusal, RowFacts, SmallObjective, TermConfig, TermSetting
 from launcher.runtime.recipe.parts import SparseRecord
 
-LANE_SPECIAL_TOKENS = 3  # two separators and <cls> in every row of a lane
-MASKING_CLASSES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])
+LANE_SPECIAL_TOKENS = 3  # two separators and <cls> in every row of XLNet's lanes (`data_service.samples.lanes`)
+MASKING_CLASSES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])  # the classes of the union `Masking`
 
 
 class MlmTerm(MlmConfig, MlmMasking):
@@ -176,8 +176,8 @@ def row_facts(rows: Input, masking: Masking) -> RowFacts:
 def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
     """Return which heads of a single network are exported, because transformers has a class for them.
 
-    They are the language-model head, for BERT and ALBERT also the pair head. "none" if the terms train no such head;
-    then only the encoder is exported.
+    They are the language-model head, for BERT and ALBERT also the sentence-pair head. "none" if the terms train no such
+    head; then only the encoder is exported.
     """
     trained = {term.exported for term in objective.terms.values()}
     if "mlm_pair" in trained and config.has_pair_class:

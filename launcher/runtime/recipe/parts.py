@@ -201,7 +201,7 @@ class WeightCheck(StrictRecord):
         return self.every
 
 
-_NAMED_CORPUS = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
+_NAMED_CORPUS = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)  # NAME=URI[@WEIGHT]
 
 
 @dataclass(frozen=True)

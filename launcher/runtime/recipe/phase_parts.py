@@ -9,7 +9,7 @@ from data_service.samples.replacement import Replacement
 from data_service.samples.spec import SourceWeight
 from launcher.runtime.recipe.parts import SparseRecord
 
-MaskRate = Annotated[float, Field(gt=0, le=0.8)]
+MaskRate = Annotated[float, Field(gt=0, le=0.8)]  # share of masked tokens
 
 
 class ChangingRate(SparseRecord):

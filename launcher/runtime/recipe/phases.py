@@ -174,6 +174,7 @@ def _with_rope_base(recipe: Recipe, base: float) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.with_rope_base(base)})
 
 
+# Names of the families with rotary positions, and of those whose layers with windows have a rotary base of their own.
 _ROTARY_FAMILIES = family_names_where(lambda family: family.has_rotary_positions)
 _LOCAL_FAMILIES = family_names_where(lambda family: "local_rope_base" in family.model_fields)
 
@@ -223,6 +224,7 @@ def _why_no_phase_objective(recipe: Recipe) -> tuple[str, str] | None:
 
 
 def _trained_term(recipe: Recipe, phase: RecipePhase) -> str | None:
+    """Return which of clm and mlm the phase trains; None if the objective does not have both."""
     return None if recipe.objective.clm is None or recipe.objective.mlm is None else phase.objective
 
 

@@ -196,8 +196,8 @@ class DataService(StrictRecord):
     """Resources of the data service.
 
     Attributes:
-        workers: number of Ray tasks that build windows of samples; `auto`: half of the cluster's cores, at most four
-            per rank.
+        workers: number of Ray tasks that build windows (stretches of consecutive samples, built as a whole); `auto`:
+            half of the cluster's cores, at most four per rank.
         memory: memory that windows may fill before they are needed.
     """
 
@@ -250,9 +250,9 @@ class RecipeEvaluation(StrictRecord):
         every: interval between measurements of the held-out loss.
         samples: number of held-out rows, the same ones every time.
         before: text like that on which the model of `start` was trained; each evaluation also measures the losses on as
-            many of its rows. Left out of the YAML if None.
-        tasks: tasks that evaluate every commit while training continues (`launcher.after.diagnose`). Left out of the
-            YAML if empty.
+            many of its rows as `samples` says. Left out of the YAML if None.
+        tasks: tasks that evaluate every checkpoint while training continues (`launcher.after.diagnose`). Left out of
+            the YAML if empty.
     """
 
     every: StepInterval

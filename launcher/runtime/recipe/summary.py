@@ -165,6 +165,7 @@ def with_microbatch_rows(recipe: Recipe, ranks: int, max_rows: Sequence[int] | N
 
 
 def _even_rows(recipe: Recipe, phase: RecipePhase, ranks: int, max_rows: int) -> int:
+    """Return the rows of a microbatch: a rank's share of a step, divided evenly, with `max_rows` rows at most."""
     rounds = -(-phase.rows_per_step // (ranks * max_rows))
     rows = -(-phase.rows_per_step // (ranks * rounds))
     # XLNet's memory is carried from microbatch to microbatch, so all have the same number of rows.

@@ -84,7 +84,7 @@ def tokens_before(recipe: Recipe, step: int) -> int:
 
 
 def recipe_after(recipe: Recipe, steps: int) -> Recipe:
-    """Return the recipe with the model settings after `steps` steps, which are those of a commit of that step."""
+    """Return the recipe with the model settings after `steps` steps, as a checkpoint of that step has them."""
     return recipe.model_copy(update={"model": recipe_at(recipe, max(0, steps - 1)).model})
 
 

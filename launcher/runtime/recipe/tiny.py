@@ -33,20 +33,17 @@ from launcher.runtime.recipe.schema import (
     StepInterval,
 )
 
-STEPS = 2000
+STEPS = 2000  # optimizer steps of a tiny run
 # These tasks need more steps: sentence order and replaced tokens are learned after words.
-ORDER_STEPS, DETECTION_STEPS = (
-    4500,
-    6000,
-)
+ORDER_STEPS, DETECTION_STEPS = 4500, 6000
 ROWS, MICROBATCH = 32, 16  # rows of a batch and of a microbatch: one microbatch for each of two ranks
 LENGTH, LONGEST = 32, 48  # tokens in a row of one segment or of a short phase; tokens in other rows
-LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64
+LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64  # sizes of the model
 # 0.02 * sqrt(768 / 128): sums over fewer columns have the same spread as in the published models. With 0.02, attention
 # begins almost uniform, and the model learns three times as late to attend to neighbouring tokens (BERT: 5.32 nats
 # after 2.3 M tokens instead of 0.76 M).
 INITIALIZER_RANGE = 0.05
-ADAMW_LR, LAMB_LR = 1.5e-3, 1e-2
+ADAMW_LR, LAMB_LR = 1.5e-3, 1e-2  # peak learning rates
 DETECTION_LR = 1e-3  # for ELECTRA: 2.5e-3 has detected nothing after 560 steps, 4e-3 unlearns words
 # This rate is lower than ADAMW_LR, because without bias correction the first thousand steps are larger than the rate
 # says. This is our explanation; no experiment has isolated it.

@@ -134,16 +134,16 @@ class EventLoader(Composer, SafeConstructor, Resolver):
         return node
 
 
-_TEXT_TAG, _MERGE_TAG = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
-_NUMBER_PATTERNS = {
+_TEXT_TAG, _MERGE_TAG = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"  # tags of a string, and of the key `<<`
+_NUMBER_PATTERNS = {  # numbers by tag; octal and base-60 numbers are left out
     "tag:yaml.org,2002:int": re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
     "tag:yaml.org,2002:float": re.compile(
         r"^[-+]?([0-9][0-9_]*)?\.[0-9_]*([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
     ),
 }
-EventLoader.yaml_implicit_resolvers = {
+EventLoader.yaml_implicit_resolvers = {  # tags of unquoted scalars, without dates
     first: [(tag, _NUMBER_PATTERNS.get(tag, pattern)) for tag, pattern in known if not tag.endswith(":timestamp")]
     for first, known in Resolver.yaml_implicit_resolvers.items()
 }
-_FLOAT_PATTERN = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")
+_FLOAT_PATTERN = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")  # a number with an exponent: 6e-4
 EventLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_PATTERN, list("-+0123456789."))

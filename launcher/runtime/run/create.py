@@ -37,15 +37,15 @@ from launcher.runtime.run.record import RECIPE_FILE, RECORD_FILE, Run, RunRecord
 from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.text_vectors import keep_modules
 
-_RECORDED_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
+_RECORDED_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")  # run.json has their versions
 
 
 def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = None) -> Inputs:
     """Return `read_inputs` with the identities of the teachers added. Raises as `read_inputs` and `read_teacher`.
 
     Args:
-        past: the existing run; None for a new one. If `recipe` names the same teachers as `past`, their recorded
-            identities are returned unread: ranks verify them when they read the teachers (`read_teachers`).
+        past: the existing run; None for a new one. If `recipe` names the same teachers as `past`, their identities are
+            taken from its record, and ranks verify them when they read the teachers (`read_teachers`).
     """
     inputs = read_inputs(recipe, tokenizer)
     wanted = recipe.objective.teachers
@@ -125,9 +125,9 @@ def reconcile(
 ) -> Run:
     """Return `run` with `recipe` (None: its own), after checking that its inputs match its record.
 
-    Operational fields may change freely. A change of identity, corpus or tokenizer is refused, unless
-    `accept_changes`: then the returned run has a new record. This function writes only a missing copy of the tokenizer,
-    because a start that is refused later must change nothing.
+    Operational fields of the recipe may change freely (`launcher.runtime.recipe.identity`). A change of an identity
+    field, of a corpus or of the tokenizer is refused, unless `accept_changes`: then the returned run has a new record.
+    This writes only a missing copy of the tokenizer, because a start that is refused later must change nothing.
 
     Documents that were removed from a corpus since the run was created are refused, unless `without_removed`: then the
     returned run skips them from the step at which it resumes (`launcher.runtime.run.removals`).
@@ -187,8 +187,8 @@ def with_removals_at_creation(inputs: Inputs, inputs_at_creation: Inputs) -> Inp
 
 
 def _refuse_corpus_changes(run: Run, wanted: Recipe, inputs: Inputs) -> None:
-    """Raise RunChanged if the corpus that replaces a source in some phase (`phases.N.corpora`) would change after that
-    phase has begun."""
+    """Raise RunChanged if a phase that has begun would read another corpus than before in place of a source
+    (`phases.N.corpora`)."""
     old, new = run.record.inputs.corpora, inputs.corpora
     changed = {name: corpus_phase(name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     phases = sorted({number for number in changed.values() if number is not None})

@@ -1,10 +1,10 @@
 """Stores evaluations of a run's checkpoints with the run.
 
-    evaluations/commits/step-00001000-a000002.json    digest of the weights in a commit
-    evaluations/3f2a.../9c01....json                  a result: hash of the weights / hash of all inputs
+    evaluations/commits/step-00001000-a000002.json    digest of the weights in a commit (a checkpoint)
+    evaluations/3f2a.../9c01....json                  a result; its key: hash of the weights / hash of all inputs
 
 A result depends on weights, task, data, settings and seed only, so the hash of these is its name. Both kinds of objects
-are stored like the results of grids (`launcher.runtime.run.sealed`).
+have a digest of their content (`launcher.runtime.run.sealed`).
 """
 
 import math
@@ -57,7 +57,6 @@ class Figure(StrictRecord):
 
 
 def select_measure(figures: Iterable[Figure], measure: str) -> list[Figure]:
-    """Return the figures whose measure is `measure`, in order."""
     return [figure for figure in figures if figure.measure == measure]
 
 

@@ -1,7 +1,8 @@
 """Follows a run's records as they are written, so that a page, a tracker or a web server gets each record once.
 
-`unread_segments` reads the segments after a given one in order, packed or not. `EventFollower` follows all events.
-`LineageFollower` follows the steps and evaluations of the committed lineage: those that lead to the newest checkpoint.
+Records are stored in numbered segments, some of them in packs (`launcher.runtime.run.segments`): `unread_segments`
+reads those after a given segment, in order. `EventFollower` follows all events. `LineageFollower` follows the steps and
+evaluations of the committed lineage: those that lead to the newest checkpoint.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,7 +62,7 @@ def unread_segments(
 def read_events(
     store: Store, listed: Mapping[int, list[SegmentRange]], after: dict[int, int], damage: list[str]
 ) -> Iterator[Record]:
-    """Yield the events in the segments `listed`, by attempt, after segment number `after[attempt]`.
+    """Yield the events of each attempt from its objects `listed[attempt]`, after segment number `after[attempt]`.
 
     `after` is set to the number of each segment that is read. Lines that are not events are reported in `damage`.
 
@@ -102,7 +103,7 @@ class EventFollower:
         self._store = store
         self._attempt = 1 if past else newest_attempt_number(store) + 1  # without `past`, the next attempt
         self._after: dict[int, int] = {}
-        self._refused: RunError | None = None
+        self._refused: RunError | None = None  # an error that the next call of `read_new` raises
         if not past:
             self._after[OPERATOR_ATTEMPT] = max(
                 (stretch.last for stretch in self._segment_ranges(OPERATOR_ATTEMPT)), default=-1
@@ -153,7 +154,7 @@ class LineageCursor(StrictRecord):
     """The position of a `LineageFollower`, from which another follower can continue.
 
     Attributes:
-        taken: the part of the lineage that was returned; the stop of its last segment is the next step.
+        taken: the parts of the lineage whose records were returned; the last one stops at the next step.
         after: number of the last metrics segment that was returned completely, in the attempt of `taken[-1]`.
         evaluated: step of the newest evaluation that was returned; -1 if there is none.
         returned: the last returned step plus 1; None in cursors of earlier versions. It may be less than the stop of

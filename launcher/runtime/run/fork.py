@@ -142,8 +142,7 @@ def fork(
 
 def _removal_records(source: Run, step: int, heads: CorpusStates, inputs: Inputs) -> tuple[RemovalRecord, ...]:
     """Return the removal records of a fork at `step`: those of `source` before `step`, and one with all removals until
-    now. `heads`: present state of each corpus. `inputs`: inputs of the fork.
-    """
+    now. `heads`: present state of each corpus. `inputs`: inputs of the fork."""
     known = tuple(one.model_copy(update={"attempt": 0}) for one in source.left_out if one.step < step)
     if dict(RemovalHistory(inputs.removals, known).states_at(step)) == dict(heads):
         return known
@@ -170,6 +169,7 @@ def _start_option(source: Run) -> str:
 def _check_model(
     source: Run, recipe: Recipe, wanted: RunRecord, manifest: CheckpointManifest, tokenizer: Tokenizer
 ) -> None:
+    """Raise RunChanged if the fork would have another model than `source`, CheckpointError if other moments."""
     past = source.record
     fixed = [
         path
@@ -195,6 +195,7 @@ def _check_model(
 
 
 def _check_target(uri: str, checkpoints: Sequence[CheckpointName], recipe: Recipe, step: int) -> None:
+    """Raise RunError if the store at `uri` has another checkpoint, or if the fork has no step left to train."""
     if any(mark != CheckpointName(COPIED_ATTEMPT, step) for mark in checkpoints):
         raise RunError(
             f"{uri} has another checkpoint already: a fork was interrupted there, or is running",

@@ -76,7 +76,7 @@ class StepHistory:
     def __init__(self, parts: Sequence[_RowRange] = (), damage: list[str] | None = None) -> None:
         self._damage = damage if damage is not None else []
         self.numbers = np.concatenate([part.steps for part in parts]) if parts else np.empty(0)
-        self._places = np.cumsum([0, *(len(part.steps) for part in parts)]).tolist()
+        self._places = np.cumsum([0, *(len(part.steps) for part in parts)]).tolist()  # index of each part's first row
         rows = [self.numbers[slice(*pair)] for pair in pairwise(self._places)]  # views: no second copy
         self._parts = tuple(replace(part, steps=own) for part, own in zip(parts, rows, strict=True))
 
@@ -159,8 +159,8 @@ def read_history(store: Store, latest: int | None = None) -> History:
     """Return the history of the run in `store`. Damaged records are skipped and reported in `damage`.
 
     Args:
-        latest: read only this many of the newest segments (if fewer are unpacked, also the newest pack), and no
-            events of attempts. None: read everything.
+        latest: read at most this many of the newest stored objects of metrics, none older than the newest pack; and
+            of events only the operator's (`OPERATOR_ATTEMPT`). None: read everything.
 
     Raises:
         StoreError: the store cannot be read.
@@ -196,7 +196,8 @@ class _LineageRecords:
     reached: dict[int, int] = field(default_factory=dict)
 
     def add(self, table: StepTable, pack: Pack | None, after: int = -1) -> None:
-        """Add the records of `table` that are in segments after number `after`. Raises DamagedPack."""
+        """Add the records of `table` that are in segments after number `after`. `pack`: the pack that has the columns
+        of its step records; None if `table` has them. Raises DamagedPack."""
         self.damage += table.damage
         start = int(np.searchsorted(table.segments, after, side="right"))
         steps = (pack.column("step") if pack and len(table.segments) else table.columns.get("step", np.empty(0)))[
@@ -242,7 +243,7 @@ class _LineageRecords:
 
 def _select_objects(found: dict[int, list[SegmentRange]], latest: int | None) -> dict[int, list[SegmentRange]]:
     """Return the objects to read, by attempt, so that each segment is read once. With `latest`, return only the newest
-    `latest` objects, back to the first pack at most."""
+    `latest` objects, none older than the newest pack."""
     whole = {attempt: without_overlaps(stretches) for attempt, stretches in found.items()}
     if latest is None:
         return whole

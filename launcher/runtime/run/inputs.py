@@ -240,6 +240,7 @@ def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:
 
 
 def _check_corpus_text(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
+    """Raise TokenizerError if the tokenizers differ; CorpusError if `input` does not fit, or no text is held out."""
     if manifest.tokenizer_hash != tokenizer_hash:
         raise TokenizerError(
             f"{uri} was built with another tokenizer ({manifest.tokenizer_hash[:12]}) than the recipe's, "
@@ -250,11 +251,12 @@ def _check_corpus_text(manifest: CorpusManifest, uri: str, recipe: Recipe, token
     if not manifest.heldout.tokens.sum():
         raise CorpusError(
             f"{uri} has no held-out text, which evaluation needs",
-            remedy="build the corpus again, in another folder: text is then held out however little there is",
+            remedy="build the corpus again, in another folder: some text is then held out even of a small corpus",
         )
 
 
 def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
+    """Raise as `_check_corpus_text`; CorpusError if the held-out share is not the recipe's."""
     _check_corpus_text(manifest, uri, recipe, tokenizer_hash)
     configured_fraction = recipe.corpus.heldout.fraction
     if manifest.heldout_fraction != configured_fraction:

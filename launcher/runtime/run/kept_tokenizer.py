@@ -44,7 +44,7 @@ def find_tokenizer(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
             tried.append(error.problem)
             continue
         except StoreError as error:
-            if not tried:  # the run's own store
+            if not tried:  # the first place, which is in the run's own store
                 raise
             unread.append(error)
             continue

@@ -29,7 +29,7 @@ from launcher.runtime.run.segments import EVENTS, METRICS, segment_key, segment_
 
 OPERATOR_ATTEMPT = 0  # attempt number of events that belong to no attempt, such as changes of the recipe
 
-_FLUSH_TIMEOUT_S = 2.0  # a commit waits this long at most until the records of its steps are written
+_FLUSH_TIMEOUT_S = 2.0  # a checkpoint's commit waits at most this long until the records of its steps are written
 _CLOSE_TIMEOUT_S = 20.0  # time limit for writing all records at the end of training
 _MAX_WAITING_BYTES = 32 << 20  # limit of unwritten metrics (about 70,000 steps), and of unwritten events
 _MAX_SEGMENT_BYTES = 4 << 20  # a segment is completed at this size
@@ -56,8 +56,8 @@ def token_loss(figures: Mapping[str, Any]) -> float | None:
 class RunLog:
     """Collects a run's records in memory and writes them in the background. Errors of the store are never raised here.
 
-    Call `flush_if_due` once a step, and `flush` before every commit. Segments of older attempts, and full packs of this
-    attempt's, are packed in the background (`launcher.runtime.run.packing`).
+    Call `flush_if_due` once a step, and `flush` before every commit of a checkpoint. In the background, segments are
+    packed: those of older attempts, and of this attempt those that fill a pack (`launcher.runtime.run.packing`).
 
     Args:
         flush_seconds: seconds between two segments of metrics.
@@ -157,8 +157,8 @@ class _SegmentWriter:
         self.folder, self.count = folder, 0
         self._changed = threading.Condition()
         self._pending: deque[bytes] = deque()
-        self._bytes = self._lost = 0
-        self._sealed: bytes | None = None
+        self._bytes = self._lost = 0  # bytes of pending lines; number of dropped lines
+        self._sealed: bytes | None = None  # the segment that is being written
 
     def append(self, record: Mapping[str, object]) -> None:
         line = encode_line(record).encode()
@@ -242,8 +242,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # wait after a failed write; the store itself has retried for minutes already
 _MAX_WAITING_WRITES = 4096
-
-WriteFunction = Callable[[], object]
+WriteFunction = Callable[[], object]  # writes to the store; a StoreError means: try again
 
 
 class BackgroundWriter:
@@ -261,7 +260,7 @@ class BackgroundWriter:
         self._waiting: deque[WriteFunction] = deque()
         self._changed = threading.Condition()
         self._busy = False
-        self._told: set[str] = set()
+        self._told: set[str] = set()  # what the operator was told in the present outage
         self.closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()

@@ -151,16 +151,15 @@ HELD_OUT_METRICS = (
 )
 """The metrics of evaluation records, except the losses and figures of each term."""
 
-LOSS = "loss"
+LOSS = "loss"  # field of a record: the weighted sum of the losses of all terms
 BEFORE_PREFIX = "before_"
 """Prefix of the fields of an evaluation record that were measured on the corpus of `evaluation.before`."""
 
-
+# Endings of the fields of a record that hold a term's loss or another of its figures, such as `mlm_loss`.
 _FIGURE_SUFFIXES = tuple(metric.suffix for metric in (TERM_LOSS, *TERM_FIGURES))
 
 
 def format_figure(figure: TermFigure, value: float) -> str:
-    """Return the value of a term's figure as text."""
     return _percent(value) if figure.share else _three_digits(value)
 
 

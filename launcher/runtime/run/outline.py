@@ -44,7 +44,7 @@ class _PartialModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Inputs(_PartialModel):
+class _Inputs(_PartialModel):  # fingerprints, as in run.json
     corpora: dict[str, str]
     tokenizer: str
 
@@ -61,7 +61,7 @@ class OutlineRecord(_PartialModel):
     origins: tuple[ForkOrigin, ...] = ()
 
 
-class _UriField(_PartialModel):
+class _UriField(_PartialModel):  # a section of the recipe with a URI
     uri: str
 
 

@@ -89,8 +89,8 @@ def pack_once(store: Store, attempt: int, *, ended: bool, most_segments: int = M
 
 
 def _choose_segments(unpacked: list[SegmentRange], most_segments: int) -> tuple[list[SegmentRange], bool]:
-    """Return the first run of two or more consecutive segments (or fewer if there is none), and whether it fills a
-    pack."""
+    """Return the first two or more segments with consecutive numbers (if there are none, fewer), and whether they fill
+    a pack."""
     chosen: list[SegmentRange] = []
     size = 0
     for stretch in unpacked:

@@ -90,7 +90,6 @@ PLENTY_BATCHES = 16
 MAX_EPOCHS = 200  # `init` warns above this; published recipes read their text 40 to 100 times
 MAX_ROWS_PER_ID = 1.5  # `init` warns if embedding rows / token ids is above this
 
-
 MAX_ONE_TOKEN_SHARE = 0.99  # a corpus is refused if one token is a larger share of it
 
 
@@ -193,6 +192,7 @@ def _without_batch_options(spec: StreamSpec) -> StreamSpec:
 
 
 def _batch_and_epoch_sizes(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, int]:
+    """Return the sizes of a batch and of an epoch of phase `number`, both in rows, or in tokens if its batch is so."""
     phase = run.recipe.phases[number]
     spec = stream_spec(run, tokenizer, number)
     stream = Stream(_without_batch_options(spec))
@@ -209,6 +209,7 @@ def _batch_and_epoch_sizes(run: Run, tokenizer: Tokenizer, number: int) -> tuple
 
 
 def _fitting_batch_options(run: Run, epochs: Mapping[int, int]) -> str:
+    """Return `--set` options that make the batches fit into an epoch. `epochs`: size of an epoch, by phase number."""
     microbatch = min(run.recipe.microbatch_rows(run.recipe.phases[number]) for number in epochs)
     rows = [epoch for number, epoch in epochs.items() if run.recipe.phases[number].batch.sequences]
     assignments = list[str]()

@@ -4,7 +4,7 @@ recipe.yaml     the resolved recipe: complete, local paths made absolute
 tokenizers/     its tokenizer, by fingerprint (launcher.runtime.run.kept_tokenizer)
 run.json        identity of the run: fields of the recipe, fingerprints of corpora and tokenizer, versions
 attempts/       one object per start (checkpoints.attempt)
-checkpoints/    commits and their data (checkpoints.layout)
+checkpoints/    committed checkpoints and their data (checkpoints.layout)
 kernels/        the kernels chosen for each kind of GPU (launcher.runtime.rank.kernels)
 removals/       documents removed from the corpora, which steps skip (launcher.runtime.run.removals)
 microbatch/     microbatch sizes that did not fit into memory (launcher.runtime.rank.microbatch_size)
@@ -38,7 +38,7 @@ from launcher.runtime.run.outline import ForkOrigin
 from launcher.runtime.run.removals import CorpusStates, RemovalHistory, RemovalRecord, read_removals
 
 RECIPE_FILE, RECORD_FILE = outline.RECIPE_FILE, outline.RECORD_FILE
-COMMITTED_KEY = "checkpoints/began.json"  # exists after the first commit: then having no commit is an error
+COMMITTED_KEY = "checkpoints/began.json"  # exists after the first checkpoint: from then on, having none is an error
 
 
 class RunRecord(StrictRecord):

@@ -22,7 +22,7 @@ from data_service.formats import StrictRecord
 from data_service.store.base import Store
 
 REMOVALS_PREFIX = "removals/"
-_DIGEST_LABEL = "removals"
+_DIGEST_LABEL = "removals"  # name of the record beside its digest (`add_digest`)
 _REMEDY = "restore it from a copy of the run; otherwise the run could read removed documents again"
 
 CorpusStates = Mapping[str, str]

@@ -10,7 +10,7 @@ from checkpoints.ownership import AttemptStatus, StopRequest, read_attempt_statu
 from data_service.store.base import Store
 from launcher.runtime.run.log import record_operator_event
 
-_POLL_S = 1.0
+_POLL_S = 1.0  # interval of checks whether the run has ended
 
 
 def ask_to_stop(store: Store, now: float) -> AttemptStatus | None:
@@ -40,5 +40,4 @@ def wait_for_end(store: Store, presence: AttemptStatus, clock: Callable[[], floa
 
 
 def user_at_host() -> str:
-    """Return this user and host, as `user@host`."""
     return f"{getpass.getuser()}@{socket.gethostname()}"

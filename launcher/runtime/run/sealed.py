@@ -3,8 +3,8 @@
 {"digest": "...", "content": {...}}
 
 An object's path is computed from its content, so processes that compute the same result write to the same path. It is
-written once, by conditional put. An object at a wrong path is ignored. Results of grids and of evaluations of a run's
-checkpoints are stored in this way.
+written once, by conditional put. An object at a wrong path is ignored. The results of grids of runs, and of evaluations
+of a run's checkpoints, are stored in this way.
 """
 
 import json
@@ -32,7 +32,7 @@ class Sealed(StrictRecord, ABC):
 M = TypeVar("M", bound=Sealed)
 
 
-class _Stored(StrictRecord):
+class _Stored(StrictRecord):  # the JSON object of the module docstring
     digest: str
     content: dict[str, object]
 

@@ -40,13 +40,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-METRICS = "metrics"
-EVENTS = "events"
+METRICS = "metrics"  # folder of the records of steps and evaluations in a run's store
+EVENTS = "events"  # folder of the records of events
 PACK_SUFFIX = ".parquet"
 """Suffix of a pack's key."""
-_SEGMENT_SUFFIX = ".jsonl"
+_SEGMENT_SUFFIX = ".jsonl"  # suffix of a segment's key
 
 _MAX_LISTINGS = 20  # a read restarts at most this often because segments were packed
+# Groups: the attempt; number of the segment, or of a pack's first segment; number of a pack's last segment.
 _KEY_PATTERN = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.parquet)")
 
 
@@ -132,7 +133,7 @@ def read_segments(
 
 
 def _sort_key(segment_range: SegmentRange) -> tuple[int, int]:
-    return segment_range.first, -segment_range.last
+    return segment_range.first, -segment_range.last  # a pack comes before its own first segment
 
 
 def _read_contents(store: Store, segment_ranges: list[SegmentRange]) -> Iterator[tuple[SegmentRange, bytes | None]]:
@@ -141,7 +142,7 @@ def _read_contents(store: Store, segment_ranges: list[SegmentRange]) -> Iterator
 
 
 MAX_PACK_BYTES = 8 << 20  # a pack is full when its segments have this many bytes
-_SEGMENT, _STEP_LINE, _OTHER_LINE = "in-segment", "step-line", "other-line"  # names of fields have no hyphens
+_SEGMENT, _STEP_LINE, _OTHER_LINE = "in-segment", "step-line", "other-line"  # columns; no field has a hyphen
 _METADATA_KEY = "maskfleet"  # key of the pack's description in the file metadata
 
 
@@ -253,6 +254,7 @@ class Pack:
         return np.asarray(self._read_columns([_OTHER_LINE]).column(0).is_null().to_numpy(), dtype=bool)
 
     def _line_segments(self) -> Ints:
+        """Return [lines] int64, the number of the segment that holds each line."""
         numbers = np.asarray(self._read_columns([_SEGMENT]).column(0).to_numpy(), dtype=np.int64)
         named = range(self.stretch.first, self.stretch.last + 1)
         if np.any(np.diff(numbers) < 0) or not all(int(end) in named for end in numbers[[0, -1][: len(numbers)]]):

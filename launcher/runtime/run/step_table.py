@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Record = dict[str, Any]
 
-_FIELD_PATTERN = re.compile(r"\w{1,100}", re.ASCII)
+_FIELD_PATTERN = re.compile(r"\w{1,100}", re.ASCII)  # names of fields that become columns
 _MAX_FIELDS = 256  # limit of columns, since a damaged line could have a million fields
 
 

@@ -30,7 +30,7 @@ from launcher.runtime.run.record import Run
 
 SPIKES_KEY = "spikes"
 """Key of the spike policy's `SpikeHistory` in the state of a checkpoint's manifest."""
-_REWINDS_ADAPTER = TypeAdapter(tuple[Rewind, ...])
+_REWINDS_ADAPTER = TypeAdapter(tuple[Rewind, ...])  # parses the rewinds that rank 0 sends to all ranks
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def current_skipped_ranges(run: Run) -> tuple[SampleRange, ...]:
     return read_skipped_data(run, good.manifest if good else None, SingleRank()).ranges
 
 
-LANES_WINDOW_BATCHES = 64  # batches in a shuffle window; lanes do not continue into the next window
+LANES_WINDOW_BATCHES = 64  # number of batches in a shuffle window; each lane (row that continues) ends with it
 
 
 class StreamLength(Protocol):
@@ -98,6 +98,7 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
 
 
 def _annealing(run: Run, phase_number: int) -> Annealing | None:
+    """Return how the masking rate changes in the phase, by its number of samples; None if the rate is constant."""
     phase = run.recipe.phases[phase_number]
     changing, before = changing_rate(phase), batch_schedule(run.recipe, phase).units_before
     if changing is None:
@@ -209,6 +210,7 @@ def _split_spec(
     lanes: int | None,
     phase: int | None = None,
 ) -> StreamSpec:
+    """Return the spec of samples of `split`. `phase`: the phase whose corpora are read; None: `corpus.sources`."""
     recipe, corpora = run.recipe, corpora_by_name(run.recipe)
     texts = isinstance(recipe.input, TextPairs | RepeatedSentences)
     return StreamSpec(

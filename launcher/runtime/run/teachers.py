@@ -153,7 +153,7 @@ def _check_teacher_fits(
     longest = max(phase.length for phase in recipe.phases)
     if found.max_length < longest:
         raise RunError(
-            f"{path}.uri: {source.uri} reads at most {found.max_length} tokens a row, but the longest phase has "
+            f"{path}.uri: {source.uri} reads at most {found.max_length} tokens a row, but the longest rows have "
             f"{longest}",
             remedy=f"set phases.N.length to {found.max_length} or less, or choose another teacher",
         )

@@ -16,7 +16,7 @@ from launcher.runtime.run.record import RECORD_FILE
 
 MODULES_FILE = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
-_RUN_FOLDER = "sentence_transformer"
+_RUN_FOLDER = "sentence_transformer"  # folder of the copies in a run's store
 _ENCODER_FILE = "sentence_bert_config.json"
 _TOKENIZER_FILE = "tokenizer_config.json"
 _MAX_REAL_LENGTH = 1 << 30  # transformers writes a larger number for "no limit"
@@ -63,6 +63,7 @@ def find_prompts(files: dict[str, bytes]) -> dict[str, str]:
 
 
 def _read_modules(folder: Store) -> dict[str, bytes]:
+    """Return the files of the modules in a SentenceTransformer folder, by relative path; empty if it is none."""
     if folder.size(MODULES_FILE) is None:
         return {}
     found = {name: folder.get(name) for name in (MODULES_FILE, *_COPIED_FILES) if folder.size(name) is not None}
@@ -70,7 +71,7 @@ def _read_modules(folder: Store) -> dict[str, bytes]:
         paths = [str(module["path"]) for module in parse_json(found[MODULES_FILE])]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(
-            f"{folder.uri.rstrip('/')}/{MODULES_FILE} is damaged: {error}", remedy="fetch the folder again"
+            f"{folder.uri.rstrip('/')}/{MODULES_FILE} is damaged: {error}", remedy="download the folder again"
         ) from error
     for path in paths:
         # Path "" is the encoder, whose files an export writes itself.
@@ -86,9 +87,9 @@ def _json_fields(data: bytes, where: str) -> dict[str, object]:
     try:
         found = parse_json(data)
     except ValueError as error:
-        raise ModelError(f"{where} is not JSON: {error}", remedy="fetch the folder again") from error
+        raise ModelError(f"{where} is not JSON: {error}", remedy="download the folder again") from error
     if not isinstance(found, dict):
-        raise ModelError(f"{where} is not a JSON object", remedy="fetch the folder again")
+        raise ModelError(f"{where} is not a JSON object", remedy="download the folder again")
     return found
 
 

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 CHART_WIDTH, CHART_HEIGHT = 440, 216  # pixels
 COLOUR_COUNT = 8  # number of colours for series in the style sheet
-_LEFT_MARGIN, _RIGHT_MARGIN, _TOP_MARGIN, _BOTTOM_MARGIN = 56, 14, 16, 30
+_LEFT_MARGIN, _RIGHT_MARGIN, _TOP_MARGIN, _BOTTOM_MARGIN = 56, 14, 16, 30  # pixels
 _BUCKET_COUNT = 200  # largest number of points of a drawn curve
 _MAX_DRAWN_MARKS = 200  # largest number of marks in a chart, the newest ones
 

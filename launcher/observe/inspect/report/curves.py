@@ -13,7 +13,7 @@ from launcher.runtime.run.history import History
 from launcher.runtime.run.metrics import BEFORE_PREFIX, TOKEN_TERMS, format_figure, metrics_shown_on
 from launcher.runtime.run.step_table import Record
 
-_TOKEN_LOSSES = tuple(term + TERM_LOSS.suffix for term in TOKEN_TERMS)
+_TOKEN_LOSSES = tuple(term + TERM_LOSS.suffix for term in TOKEN_TERMS)  # loss fields of terms that predict tokens
 _MIN_ABBREVIATED_STEPS = 20_000  # if a run is longer, numbers on the x axis are abbreviated
 
 

@@ -1,4 +1,4 @@
-"""The report's section about evaluations of commits during training: a chart for each measure of each task, by step."""
+"""The report's section about evaluations of committed checkpoints: a chart for each measure of each task, by step."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 _START_KINDS = ("start", "resume")  # kinds of events with which an attempt begins
 _END_KINDS = ("end",)  # kinds of events with which a run ends
-_CAUSE_BY_EVENT_KIND = {
+_CAUSE_BY_EVENT_KIND = {  # why training was interrupted, in words for the user
     "stop": "asked to stop",
     "death": "ranks died",
     "hang": "ranks were stuck",
@@ -31,7 +31,7 @@ class Interruption:
 
     Attributes:
         time: time of the interruption, in seconds since 1970, as exactly as events show it.
-        attempt: the attempt that was interrupted.
+        attempt: number of the attempt (start of training) that was interrupted.
         cause: cause, as far as it is known.
         resumed_from: step from which training resumed; None if it has not resumed.
         downtime: seconds until training resumed, including its first step if that is recorded; None if it has not.
@@ -54,12 +54,12 @@ class RunFigures:
     """The totals of a run in a report.
 
     Attributes:
-        steps: number of steps done on the committed lineage. A fork's number includes the steps before it.
+        steps: number of steps done; repeated steps count once. A fork's number includes the steps before it.
         tokens: number of tokens in the recorded steps.
         tokens_per_second: median over the steps.
         data_wait: share of the step time in which the slowest rank waited for data.
         wall_seconds: seconds from the first start to the last event, or for a run that trains, to now.
-        goodput: share of that time in steps of the committed lineage; None without steps or time.
+        goodput: share of that time that these steps took; None without steps or time.
         repeated: number of steps that were repeated after interruptions.
         skipped: number of steps without an update, because gradients were not finite or far too large.
         blocked_seconds: seconds in which training waited for checkpoints.
@@ -77,8 +77,8 @@ class RunFigures:
 
 
 def compute_figures(history: History, until: float | None = None) -> RunFigures:
-    """Return the figures of a history; zeros before the first step. `until`: when the run was last seen to train, if
-    that may be after its last event, as seconds since 1970. Raises StoreError."""
+    """Return the totals of a run's history; zeros before the first step. `until`: when the run was last seen to train,
+    if that may be after its last event, as seconds since 1970. Raises StoreError."""
     steps, events = history.steps, history.events
     sums = {name: float(np.nansum(steps.column(name))) for name in ("seconds", "tokens", "data_wait", "skipped")}
     busy = sums["seconds"]
@@ -100,7 +100,7 @@ def compute_figures(history: History, until: float | None = None) -> RunFigures:
 
 
 def metric_values(metric: Metric, steps: StepHistory) -> Floats | None:
-    """Return [n], the values of a figure in n steps; None if the steps do not record it. Raises StoreError."""
+    """Return [n], the values of a metric in n steps; None if the steps do not record it. Raises StoreError."""
     if metric.name in steps.fields:
         return steps.column(metric.name)
     if metric.ratio is None or not all(name in steps.fields for name in metric.ratio):
@@ -110,7 +110,7 @@ def metric_values(metric: Metric, steps: StepHistory) -> Floats | None:
 
 
 def metric_mean(metric: Metric, steps: StepHistory) -> float | None:
-    """Return the mean of a figure over all steps that have it; for a ratio, the ratio of the sums. None if no step has
+    """Return the mean of a metric over all steps that have it; for a ratio, the ratio of the sums. None if no step has
     it. Raises StoreError."""
     if metric.ratio is not None and all(name in steps.fields for name in metric.ratio):
         return metric.value_in({name: float(np.nansum(steps.column(name))) for name in metric.ratio})

@@ -39,7 +39,7 @@ from launcher.runtime.run.step_table import Record
 if TYPE_CHECKING:
     from launcher.runtime.run.record import Run
 
-_BADGE_BY_STATE = {"finished": "", "running": " live", "failed": " bad", "dead": " bad"}
+_BADGE_BY_STATE = {"finished": "", "running": " live", "failed": " bad", "dead": " bad"}  # CSS classes
 
 
 @dataclass(frozen=True)

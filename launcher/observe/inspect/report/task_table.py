@@ -15,7 +15,7 @@ from data_service.printable import one_line
 from data_service.store.base import Store
 from launcher.runtime.run.sealed import Sealed, hash_json, read_all_sealed, read_sealed, sealed_bytes
 
-TABLE_PREFIX = "tables/"
+TABLE_PREFIX = "tables/"  # key prefix of the rows in the run's store
 
 
 class TableRow(Sealed):
@@ -96,7 +96,7 @@ _COLUMN_HEADS = (
     *("searched", ""),
 )
 _SEARCHED_COLUMN = _COLUMN_HEADS.index("searched")
-_NUMBER_COLUMNS = ("step", "median", "lowest", "highest", "seeds")
+_NUMBER_COLUMNS = ("step", "median", "lowest", "highest", "seeds")  # right-aligned columns
 
 
 def terminal_table(rows: Sequence[TableRow]) -> Table:

@@ -41,7 +41,7 @@ metrics: [accuracy]
         ("{first: text, label: label}", "{first: 0, label: 1}", "fields: 0, 1", "from 1"),
         ("dev: dev.tsv", "dev: []", "mine.yaml:4: files.dev: no file", "leave the split out"),
         ("dev: dev.tsv", "dev: {path: a, label: so}", "files.dev: the label 'so' is not one of", "add it"),
-        ("dev: dev.tsv", "dev: {path: a, gold: b}", "mine.yaml:4: files.dev: gold needs texts in lines", "txt"),
+        ("dev: dev.tsv", "dev: {path: a, gold: b}", "mine.yaml:4: files.dev: gold (labels) needs texts", "txt"),
         ("dev: dev.tsv}", "dev: dev.tsv}\nunlabelled: [tset]", "unlabelled.0: tset is not a split", "train, dev"),
         ("dev: dev.tsv}", "dev: dev.tsv}\nheld_out: {dev: 0.1}", "held_out.dev: the split dev is in files", "out"),
         ("dev: dev.tsv}", "dev: dev.tsv}\nheld_out: {test: 1.5}", "mine.yaml:5: held_out.test = 1.5", "correct"),

@@ -193,7 +193,7 @@ def test_a_stable_run_is_ended_by_a_decay_on_the_data_that_it_would_have_read(so
     assert [record["lr"] for record in steps(uri)] == [adamw.lr * (1 - (n / 4) ** 0.5) for n in range(4)]
     for what in ("step", "samples", "digest"):
         assert [record[what] for record in steps(uri)] == [record[what] for record in steps(source)[STEP : STEP + 4]]
-    with pytest.raises(RunError, match=r"\bdecays\b.*\bstep 9\b"):
+    with pytest.raises(RunError, match=r"\bdecaying\b.*\bstep 9\b"):
         make(source, tmp_path / "not", decay=4)
 
 
