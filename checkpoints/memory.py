@@ -25,7 +25,7 @@ from checkpoints.memory_slots import HEADER_BYTES, CommonDescription, Slot, Slot
 from checkpoints.save import copy_to_body, plan_body
 from encoder_core.train.zero_state import Fragment
 
-_KEEPER_TIMEOUT_S = 60.0  # longest time that a live keeper takes to copy a set
+_KEEPER_TIMEOUT_S = 60.0  # longest time in which a live keeper copies a saved state to its peer
 ReadBytes = Callable[[int, int], Any]
 """Function from the first and the last offset in a set's body to a buffer with the bytes between."""
 

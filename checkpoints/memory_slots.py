@@ -32,7 +32,7 @@ from data_service.formats import StrictRecord
 
 HEADER_BYTES = 64  # bytes of a slot before the body
 _SEAL_AT, _BODY_BYTES_AT, _TEXT_BYTES_AT, _COPY_STATE_AT, _DIGEST_AT = 0, 8, 16, 24, 32  # byte offsets in the header
-_SPARE_BYTES = 1 << 16  # bytes that a description may grow from one set to the next
+_SPARE_BYTES = 1 << 16  # bytes that the description of a saved state may grow between two saves
 _RESERVATION_STEP_BYTES = 64 << 20  # bytes that are reserved at a time
 FREE_MEMORY_SHARE = 0.1
 """Share of the memory that copies of the state leave free. If memory runs out, the kernel kills a process, most likely

@@ -66,7 +66,7 @@ class RemovedDocuments:
         return type(self)(*(column[mask] for column in vars(self).values()))
 
     def moved_by(self, documents: int, blocks: int) -> Self:
-        """Return the documents, with `documents` added to their numbers and `blocks` to their block numbers."""
+        """Return them renumbered: `documents` is added to each document's number, `blocks` to its block's."""
         return replace(self, documents=self.documents + documents, block=self.block + blocks)
 
     def token_ranges(self, block: int) -> NDArray[np.int64]:

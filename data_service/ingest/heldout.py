@@ -156,7 +156,7 @@ def mean_stretch_bytes(text_bytes: int, fraction: float) -> int:
 
 
 def candidate_hash_threshold(text_bytes: int, fraction: float) -> int:
-    """Return the bound below which low words of paragraphs are recorded: far more of them than will be held out."""
+    """Return the bound of hashes below which paragraphs are recorded as candidates, far more than will be held out."""
     enough = max(
         4 * target_heldout_bytes(text_bytes, fraction),
         4 * MAX_HELDOUT_CANDIDATES * mean_stretch_bytes(text_bytes, fraction),

@@ -132,7 +132,8 @@ class HeldoutIndex:
         self._filter[self._keys >> np.uint64(64 - _FILTER_BITS)] = True
 
     def match_block(self, block: Block) -> None:
-        """Mark the held-out runs that occur in a block of training text, as a run or as a whole short document."""
+        """Mark the token runs of held-out documents that occur in a block of training text. A training document shorter
+        than a run is compared as a whole."""
         sums = _prefix_sums(block.tokens)
         edges = block.sentences[block.documents]
         short = np.flatnonzero(np.diff(edges) < RUN_TOKENS)

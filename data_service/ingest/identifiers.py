@@ -47,7 +47,7 @@ class RepeatedIdsReceipt(TaskReceipt):
 def plan_id_tasks(
     layout: BuildLayout, scanned: Sequence[ScanReceipt], kept: Sequence[KeptDocuments]
 ) -> list[FindRepeatedIdsTask]:
-    """Return the tasks that compare all ids, each for a range of their hashes."""
+    """Return the tasks that find ids of several documents, each for a range of the ids' hashes."""
     documents = sum(split.documents for split in scanned)
     starts = [(layout.document_id_hashes_key(number), split.id_buckets) for number, split in enumerate(scanned)]
     source = hash_strings(split.source for split in kept)

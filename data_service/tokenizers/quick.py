@@ -201,7 +201,8 @@ class _PieceRules(NamedTuple):
     `widths`: [vocab_size], bytes of each piece (byte-level BPE only). `begins`: [vocab_size], whether a piece begins a
     word (other kinds). `added`: [vocab_size], whether a piece is an added token, which gets no range. `unknown`: id of
     the unknown token. `spaces`: whether pieces mark words by a space. With such pieces or unknown tokens, the
-    reference's ranges begin too early after removed characters. `form`: Unicode normalization form (byte-level BPE).
+    ranges of the reference, `tokenizers`, begin too early after removed characters. `form`: Unicode normalization form
+    (byte-level BPE).
     """
 
     widths: NDArray[np.int64] | None

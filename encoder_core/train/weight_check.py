@@ -116,7 +116,7 @@ def split_int64(digests: Sequence[Int64[Tensor, " n"]]) -> list[float]:
 
 
 def join_int64(row: Sequence[float]) -> Digest:
-    """Return a rank's halves from `split_int64` as a digest. The halves stay separate."""
+    """Return the halves that a rank has gathered (`split_int64`) as integers. They serve as a digest as they are."""
     return tuple(int(half) for half in row)
 
 

@@ -107,7 +107,7 @@ def _measure_similarity(
     return {name: float(np.nan_to_num(found[f"{name}_cosine"], nan=0.0)) for name in ("spearman", "pearson")}
 
 
-_RANKED_DOCUMENTS = 100  # number of documents in a ranking
+_RANKED_DOCUMENTS = 100  # documents that are ranked for a query: recall@100 needs no more
 _CHUNK_DOCUMENTS = 1 << 14  # documents whose vectors are in memory at a time
 _DCG_DISCOUNTS = 1 / np.log2(np.arange(2, 12))  # factors of the gains at ranks 1 to 10
 

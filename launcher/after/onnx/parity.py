@@ -23,7 +23,7 @@ from launcher.after.onnx.network import ONNX_EXTRA, ONNX_PURPOSE, GraphInputs, S
 from launcher.errors import import_optional
 
 PARITY_TOLERANCE = 1e-4
-"""Largest difference that counts as rounding, relative to the largest number of the output."""
+"""Largest difference between the outputs of ONNX and torch that counts as rounding, relative to the largest output."""
 _BATCH_COUNT, _MAX_BATCH_ROWS = 6, 4  # number of random batches that are compared, and most rows of a batch
 _MAX_SAMPLE_TOKENS = 300  # largest number of tokens of a row: more than a window of local attention
 GraphOutputs = Mapping[str, NDArray[np.float32]]

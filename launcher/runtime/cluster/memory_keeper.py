@@ -56,7 +56,7 @@ class _RankSlots:
     """The slots (memory files, one set each) of one rank that this keeper holds open.
 
     Attributes:
-        attempt: number of the attempt as which the rank trains.
+        attempt: number of the attempt in which the rank trains.
         place: location of `slots`.
         slots: the slots into which the rank writes now.
         before: slots of the rank's earlier processes, needed until the present process has completed two sets.

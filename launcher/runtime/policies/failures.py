@@ -117,8 +117,8 @@ def decide_after_failure(failures: Sequence[Failure], node_count: int) -> Restar
 
 
 def _stop_if_repeated(counted: Sequence[Failure]) -> StopDecision | None:
-    """Return the decision to end a run whose ranks raise again and again; None if they do not. Silent deaths before a
-    group's first finished step are ignored, because they do not show whether the error would have come again."""
+    """Return the decision to end a run whose ranks raise again and again; None if they do not. A death
+    without an error before the group's first step is ignored: it does not show whether the ranks would raise again."""
     telling = [failure for failure in counted if failure.kind == "raised" or failure.worked]
     same = telling[-SAME_ERROR_LIMIT:]
     if len(same) == SAME_ERROR_LIMIT and same[-1].error and all(_is_same_error(failure, same[-1]) for failure in same):

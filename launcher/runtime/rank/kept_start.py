@@ -172,8 +172,8 @@ def fetch_hub_model(uri: str, *, generator: bool) -> tuple[Path, str]:
 
 
 def wanted_files(files: list[str], *, generator: bool = False) -> list[str]:
-    """Return the files among `files` (paths in a folder) that a start needs. Pickled weights are needed only where a
-    network has no others. `generator`: whether the files of a generator in the same folder are needed."""
+    """Return the files among `files` (paths in a folder) that hold a run's initial weights. Pickled weights are taken
+    only where a network has no safetensors. `generator`: whether those of a generator in the same folder are, too."""
     generator_files = (GENERATOR_CONFIG, GENERATOR_PICKLE) if generator else ()
     return [file for file in files if file in generator_files or _is_wanted(file, files)]
 

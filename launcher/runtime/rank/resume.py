@@ -92,8 +92,8 @@ def _resume_from_store(run: Run, peers: Peers) -> ResumePoint | None:
     return ResumePoint(manifest, lambda: CheckpointReader(run.store, manifest), manifest.step, good.passed_over)
 
 
-_SETS_ADAPTER = TypeAdapter(list[Any])  # converts sets, one for each rank, that rank 0 chose from `list_sets`
-_STEP_ADAPTER = TypeAdapter(int | None)  # converts the step of a checkpoint; None if there is none
+_SETS_ADAPTER = TypeAdapter(list[Any])  # JSON of the states in memory that rank 0 chose, one for each rank
+_STEP_ADAPTER = TypeAdapter(int | None)  # JSON of a checkpoint's step; None if there is no checkpoint
 
 
 def _resume_from_memory(run: Run, peers: Peers, memory: MemorySets) -> ResumePoint | None:
@@ -116,8 +116,8 @@ def _resume_from_memory(run: Run, peers: Peers, memory: MemorySets) -> ResumePoi
 
 
 def _newest_step_on_lineage(run: Run, manifest: CheckpointManifest) -> int | None:
-    """Return the step of the newest commit of the state's history; None if there is none. A newer commit of another
-    history was skipped as damaged: its steps are trained and saved again."""
+    """Return the step of the newest checkpoint that led to the loaded state; None if there is none. Newer checkpoints
+    were skipped as damaged: their steps are trained and saved again, so they do not count."""
     marks = list_committed(run.store)
     return next((mark.step for mark in marks if is_on_lineage(manifest.lineage, mark)), None)
 

@@ -228,6 +228,7 @@ class _LineageRecords:
                 break
 
     def _count_repeated_seconds(self, part: "_RowRange", kept_count: int) -> None:
+        """Add the seconds of the rows after `kept_count`: their steps were trained again later."""
         try:
             seconds = part.column("seconds")
         except DamagedPack as error:  # only the seconds of superseded steps are lost
