@@ -33,8 +33,8 @@ def select_device(seat: Seat) -> None:
     if found != len(seat.visible_gpus):
         raise DeviceMissing(
             f"CUDA shows rank {seat.rank} {found} GPU(s) of CUDA_VISIBLE_DEVICES={','.join(seat.visible_gpus)}: see "
-            "whether "
-            "one has failed (nvidia-smi). If MIG divides the GPUs, set the variable to MIG instances before Ray starts"
+            "whether one has failed (nvidia-smi). If MIG divides the GPUs, set the variable to MIG instances before "
+            "Ray starts"
         )
     torch.cuda.set_device(seat.device_index)
 

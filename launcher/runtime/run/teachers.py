@@ -63,8 +63,7 @@ def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
         if teacher.identity().weights != known.weights:
             raise RunError(
                 f"{_recipe_path(number)}.uri: {run.recipe.objective.teachers[number].uri} holds other weights than "
-                "when "
-                f"{run.uri} was created",
+                f"when {run.uri} was created",
                 remedy="restore the earlier model there, or create a new run with the present one",
             )
         found.append(teacher)
