@@ -87,6 +87,11 @@ def mark_ray_session() -> None:
     (_ray_folder() / f"{_RAY_PREFIX}{os.getpid()}").write_text(command_name())
 
 
+def is_recorded_ray_session(folder: Path) -> bool:
+    """Return whether a command of ours recorded that it would start the Ray session with this folder."""
+    return (_ray_folder() / f"{_RAY_PREFIX}{folder.name.rpartition('_')[2]}").exists()
+
+
 def remove_ray_sessions(ended_command: str = "") -> None:
     """Remove the folders of Ray sessions on this machine whose command has ended, or is `ended_command`."""
     for mark in _ray_folder().glob(f"{_RAY_PREFIX}*"):

@@ -219,15 +219,19 @@ time.sleep(600)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ours", [False, True])
-def test_only_agents_of_our_own_rays_are_ended(mark: str, tmp_path: Path, ours: bool) -> None:
-    """Ray's two agents outlive a raylet that is killed with its driver. Their environment cannot be read."""
-    (tmp_path / "logs").mkdir()
-    if ours:
-        (tmp_path / "logs" / RAY_SESSION_MARK).touch()
+@pytest.mark.parametrize("ours", ["", "started", "starting"])
+def test_only_agents_of_our_own_rays_are_ended(mark: str, tmp_path: Path, ours: str) -> None:
+    """Ray's two agents outlive a raylet that is killed with its driver, even while Ray starts. Their environment cannot
+    be read."""
+    logs = tmp_path / "session_2026-11-30_99999999" / "logs"
+    logs.mkdir(parents=True)
+    if ours == "started":
+        (logs / RAY_SESSION_MARK).touch()
+    if ours == "starting":
+        Path(os.environ.get("TMPDIR") or "/tmp", "maskfleet-ray-99999999").write_text("99999999-1")
     shell = ["sh", "-c", 'exec "$@" & ', "sh"]  # its session's leader is gone at once, as a killed driver is
     started = subprocess.Popen(
-        [*shell, sys.executable, "-c", AGENT, str(tmp_path / "logs" / "agent.log")],
+        [*shell, sys.executable, "-c", AGENT, str(logs / "agent.log")],
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     started.wait()
@@ -237,7 +241,7 @@ def test_only_agents_of_our_own_rays_are_ended(mark: str, tmp_path: Path, ours: 
     assert len(found) == 1
     assert ended(start("pass", mark))[0] == 0
     _, left = psutil.wait_procs(found, timeout=0 if not ours else 10)
-    assert bool(left) != ours
+    assert bool(left) != bool(ours)
     for one in left:
         one.kill()
 
