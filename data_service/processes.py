@@ -16,8 +16,6 @@ from pathlib import Path
 
 from data_service.errors import EnvironmentUnusable
 
-RAY_SESSION_MARK = "maskfleet-started-here"
-"""Name of a file in Ray's log folder that says that one of our commands started this Ray."""
 COMMAND_VARIABLE = "MASKFLEET_COMMAND"
 """Environment variable with the name of the command that a process belongs to (`command_name`)."""
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
@@ -88,8 +86,8 @@ def mark_ray_session() -> None:
 
 
 def is_recorded_ray_session(folder: Path) -> bool:
-    """Return whether a command of ours recorded that it would start the Ray session with this folder."""
-    return (_ray_folder() / f"{_RAY_PREFIX}{folder.name.rpartition('_')[2]}").exists()
+    """Return whether a command of ours has recorded that it starts the Ray session in `folder`."""
+    return (folder.parents[1] / f"{_RAY_PREFIX}{folder.name.rpartition('_')[2]}").exists()
 
 
 def remove_ray_sessions(ended_command: str = "") -> None:

@@ -251,10 +251,7 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
         if processes.process_start_ticks(os.getsid(process.pid)) or (parent is not None and parent.name() == "raylet"):
             return False
         folders = {Path(file.path).parent for file in process.open_files()}
-        return any(
-            (folder / processes.RAY_SESSION_MARK).exists() or processes.is_recorded_ray_session(folder.parent)
-            for folder in folders
-        )
+        return any(processes.is_recorded_ray_session(folder.parent) for folder in folders if len(folder.parents) > 2)
     return False
 
 

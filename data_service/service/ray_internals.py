@@ -19,7 +19,7 @@ from ray.job_config import JobConfig
 
 from data_service.errors import EnvironmentUnusable, library_changed
 from data_service.limits import check_process_limits
-from data_service.processes import RAY_SESSION_MARK, mark_ray_session, temporary_root
+from data_service.processes import mark_ray_session, temporary_root
 
 # Methods of Node that start the dashboard, autoscaler and log monitor, which one machine does not need.
 UNUSED_PROCESS_STARTERS = ("start_api_server", "start_monitor", "start_log_monitor")
@@ -73,7 +73,7 @@ def is_cluster_configured() -> bool:
 
 @contextmanager
 def _minimal_ray_process() -> Iterator[None]:
-    """Within the block Ray starts without unused processes and with an access token. Then mark its log folder ours."""
+    """Within the block Ray starts without unused processes and with an access token."""
     _set_auth_token()
     # Ray's control process would keep records of the last 100,000 calls for the unused dashboard.
     if not is_cluster_configured():
@@ -84,8 +84,6 @@ def _minimal_ray_process() -> Iterator[None]:
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     with without_unused_processes():
         yield
-    if not is_cluster_configured():
-        (logs_folder() / RAY_SESSION_MARK).touch()
 
 
 def _set_auth_token() -> None:
