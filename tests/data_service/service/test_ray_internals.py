@@ -84,11 +84,11 @@ def test_workers_are_as_urgent_as_the_command(given: str | None, above: int) -> 
 def test_a_first_worker_that_dies_as_it_starts_does_not_hold_up_the_start(number: signal.Signals) -> None:
     """Ray 2.60's own start would wait for it for ever."""
     program = (
-        "import os, ray\n"
+        "import ray\n"
         "from data_service.service.ray_internals import start_ray\n"
         "start_ray(num_cpus=2, object_store_memory=100 << 20)\n"
         "print(sum(ray.get([ray.remote(lambda: 1).remote() for _ in range(2)])), flush=True)\n"
-        "os._exit(0)\n"
+        "ray.shutdown()\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as command:
         try:
