@@ -6,11 +6,12 @@ checks and times them.
 | function          | where                                | how                                              |
 |-------------------|--------------------------------------|--------------------------------------------------|
 | `varlen_flash`    | CUDA, bf16 or fp16, without dropout  | flash attention over `cu_seqlens`, no padding    |
-| `varlen_flash`    | Hopper, where a trial prefers it     | FlashAttention-3, if its package is installed    |
+| `varlen_flash`    | Hopper, Blackwell, if a trial        | FlashAttention-3 or -4, if its package is        |
+|                   | prefers it                           | installed                                        |
 | `attend_fused`    | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
 | `attend_blocked`  | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`     | everything else                      | rows padded to a rectangle, torch's fused kernel |
-| `padded_sdpa`     | full rows, where a trial prefers it  | cuDNN's attention alone                          |
+| `cudnn_attention` | full rows, where a trial prefers it  | cuDNN's attention, without a mask                |
 | `written_formula` | if a trial found all others wrong    | elementary operations on a padded rectangle      |
 
 `attend_with_best_kernel` chooses among them (`kernel_choice.py`). Flash attention draws its dropout from the device's
@@ -31,7 +32,7 @@ values are repeated. `RelativeKeyAttention` (`relative_key.py`) is an `Attention
 
 In cross-attention ("Attention Is All You Need", section 3.2.3) keys and values belong to S other tokens, in rows
 `key_rows`: a query of row i sees the whole row i of those. Cross-attention has no windows, and is not computed by
-FlashAttention-3 or cuDNN.
+FlashAttention-3 or -4, or cuDNN.
 
 Shapes: T tokens, R rows, L longest row, H hidden, N heads, D head width (H = N * D).
 """
@@ -39,20 +40,20 @@ Shapes: T tokens, R rows, L longest row, H hidden, N heads, D head width (H = N 
 from typing import Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.gpu_attention import (
+    cudnn_attention,
     cudnn_supports,
-    flash3_supports,
     flash_supports,
     fused_attention,
     fused_supports,
-    switch_flash3,
+    newer_flash_kernels,
+    switch_flash,
+    torch_attention,
 )
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear, project
@@ -97,16 +98,15 @@ def attend_with_best_kernel(
     if not len(q_TND):
         return q_TND + k_TND.sum() + v_TND.sum()
     kernel = pick(_possible_kernels(q_TND, rows, dropout, window, key_rows), dropped=dropout > 0.0)
-    switch_flash3(kernel == "flash3")
+    switch_flash(kernel)
     given = (q_TND, k_TND, v_TND, rows, dropout, window, key_rows)
     match kernel:
         case "fused":
             return attend_fused(*given)
-        case "flash" | "flash3":
+        case "flash" | "flash3" | "flash4":
             return varlen_flash(*given)
         case "cudnn":
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return padded_sdpa(*given)
+            return cudnn_attention(*given[:4])
         case "blocked":
             return attend_blocked(*given)
         case "padded":
@@ -131,9 +131,9 @@ def _possible_kernels(
         return [*ours, *flash, "padded", "written"]
     if key_rows is not None:
         return [*flash, "padded", *ours, "written"]
-    third: list[Kernel] = ["flash3"] if flash3_supports(q_TND.device, *kind[1:], dropout) else []
-    whole: list[Kernel] = ["cudnn"] if cudnn_supports(q_TND, rows, dropout) else []
-    return [*flash, *third, *whole, "padded", *ours, "written"]
+    newer = newer_flash_kernels(q_TND.device, *kind[1:])
+    whole: list[Kernel] = ["cudnn"] if not special and cudnn_supports(q_TND, rows) else []
+    return [*flash, *newer, *whole, "padded", *ours, "written"]
 
 
 def varlen_flash(
@@ -236,7 +236,7 @@ def _attend_in_rectangle(
     if causal and q_TND.is_meta:
         context_RNLD = planned_sdpa(q_RNLD, k_RNLD, v_RNLD, None, dropout, None, causal=True)
     elif causal:
-        context_RNLD = F.scaled_dot_product_attention(q_RNLD, k_RNLD, v_RNLD, dropout_p=dropout, is_causal=True)
+        context_RNLD = torch_attention(q_RNLD, k_RNLD, v_RNLD, dropout_p=dropout, is_causal=True)
     else:
         mask = rows.mask_within(window) if key_rows is None else key_rows.mask
         scale = q_TND.shape[-1] ** -0.5
@@ -271,7 +271,7 @@ def attend_padded(
     if q_RNQD.is_meta:
         return planned_sdpa(q_RNQD, k_RNKD, v_RNKD, bias, dropout, scale)
     if _torch_supports(q_RNQD, dropout, use_torch=use_torch):
-        return F.scaled_dot_product_attention(q_RNQD, k_RNKD, v_RNKD, attn_mask=bias, dropout_p=dropout, scale=scale)
+        return torch_attention(q_RNQD, k_RNKD, v_RNKD, attn_mask=bias, dropout_p=dropout, scale=scale)
     scores_RNQK = (q_RNQD * scale) @ k_RNKD.transpose(-1, -2)
     if bias is not None and bias.dtype == torch.bool:
         scores_RNQK = scores_RNQK.masked_fill(~bias, float("-inf"))

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kernel = Literal["flash", "flash3", "cudnn", "fused", "blocked", "padded", "written"]
+Kernel = Literal["flash", "flash3", "flash4", "cudnn", "fused", "blocked", "padded", "written"]
 """Names of kernels. `written`: elementary torch operations, which support all tensors on all devices."""
 
 Place = Literal["attention", "norm", "loss", "update"]

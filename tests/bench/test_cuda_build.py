@@ -17,6 +17,7 @@ import yaml
 pytestmark = pytest.mark.long
 VARIABLE = "MASKFLEET_CUDA_PYTHON"
 ROOT = wheels.ROOT
+_DROPPED = ("PYTHONPATH", "VIRTUAL_ENV", "TRITON_INTERPRET")  # variables of the tests' own environment
 TESTED = yaml.safe_load(wheels.TESTED.read_text("utf-8"))["torch"]
 CORE = [f"tests/{name}" for name in ("encoder_core", "checkpoints", "parity", "determinism")]
 """The tests that another torch may change: `data_service` never imports it (tests/architecture)."""
@@ -43,7 +44,7 @@ def bin(torch: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (f"{name}=={version}\n" for name, version in wheels.lock(torch).items())
     (folder / "infra/constraints.txt").write_text("".join(lines))
     (script,) = re.findall(r"^python3 -m venv env$.*?^maskfleet --version$", _readme(), re.MULTILINE | re.DOTALL)
-    clean = {name: value for name, value in wheels.environment().items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    clean = {name: value for name, value in wheels.environment().items() if name not in _DROPPED}
     ran = subprocess.run(["bash", "-euc", script], cwd=folder, env=clean, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return folder / "env/bin"
@@ -54,8 +55,8 @@ def _readme() -> str:
 
 
 def run(bin: Path, *command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
-    """What a program of the environment prints."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    """What a program of the environment prints, without this machine's settings of pip."""
+    kept = {name: value for name, value in wheels.environment().items() if name not in _DROPPED}
     environment = kept | {"OMP_NUM_THREADS": "1"} | variables
     ran = subprocess.run([bin / command[0], *command[1:]], cwd=cwd, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

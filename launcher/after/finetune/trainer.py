@@ -4,12 +4,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from launcher.errors import EVALUATE_EXTRA, import_optional
 from launcher.progress import Work
 
 
 def training_arguments(kind: Any, settings: Any, *, seed: int, scratch: Path, **own: Any) -> Any:
-    """Return the Trainer's arguments, an object of transformers' or sentence-transformers' class `kind`.
+    """Return the Trainer's arguments, an object of transformers' or sentence-transformers' class `kind`, and disable
+    cuDNN's attention in this process.
 
     Args:
         settings: `FinetuneSettings` or `EmbedTrainingSettings`.
@@ -17,6 +20,8 @@ def training_arguments(kind: Any, settings: Any, *, seed: int, scratch: Path, **
         own: arguments that only one of the two trainings has.
     """
     import_optional("accelerate", "training", EVALUATE_EXTRA)
+    # Given a mask on a Hopper GPU, its gradients may be NaN (pytorch#196678), and torch prefers it there.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     arguments = kind(
         output_dir=str(scratch),
         num_train_epochs=settings.epochs,

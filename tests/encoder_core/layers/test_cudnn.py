@@ -44,12 +44,51 @@ def test_it_is_offered_for_full_rows_without_dropout_where_torch_takes_them(
     monkeypatch.setattr(cuda, "can_use_cudnn_attention", takes)
     q, full = torch.randn(12, 2, 8), rows_of(4, 4, 4, causal=causal)
     here = q.as_subclass(OnCuda)
-    assert cudnn_supports(here, full, 0.0)
+    assert cudnn_supports(here, full)
     assert asked == [((3, 2, 4, 8), causal, 0.0, None)]
-    assert not cudnn_supports(here, full, 0.0), "torch says no, as in its deterministic mode"
-    for given in ((q, full, 0.0), (here, full, 0.1), (here, rows_of(5, 7, causal=causal), 0.0)):
+    assert not cudnn_supports(here, full), "torch says no, as in its deterministic mode"
+    for given in ((q, full), (here, rows_of(5, 7, causal=causal))):
         assert not cudnn_supports(*given)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("dropout", "window", "offered"), [(0.0, None, True), (0.0, 3, True), (0.1, None, False), (0.0, 2, False)]
+)
+def test_it_is_offered_only_where_it_needs_no_mask(
+    monkeypatch: pytest.MonkeyPatch, dropout: float, window: int | None, offered: bool
+) -> None:
+    """With a mask its backward pass may return NaN (pytorch#196678). A window of 3 hides nothing of rows of 4."""
+    monkeypatch.setattr(cuda, "can_use_cudnn_attention", lambda given: True)
+    q = torch.randn(12, 2, 8).bfloat16().as_subclass(OnCuda)
+    kernels = attention._possible_kernels(q, rows_of(4, 4, 4), dropout, window, None)
+    assert ("cudnn" in kernels) == offered
+
+
+class SaysCuda(Tensor):
+    """A CPU's tensor that torch's attention gets as a GPU's."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("lengths", [(4, 4), (3, 5)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_other_kernel_may_become_cudnns(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], causal: bool
+) -> None:
+    """On Hopper GPUs it is the default of torch's `scaled_dot_product_attention`, also for masks."""
+    seen, compute = list[bool](), F.scaled_dot_product_attention
+
+    def sdpa(*given: Any, **options: Any) -> Tensor:
+        seen.append(cuda.cudnn_sdp_enabled())
+        return compute(*(x.as_subclass(Tensor) for x in given), **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", sdpa)
+    rows, (q, k, v) = rows_of(*lengths, causal=causal), torch.randn(3, sum(lengths), 2, 8).unbind()
+    found = attention.padded_sdpa(q.as_subclass(SaysCuda), k.as_subclass(SaysCuda), v.as_subclass(SaysCuda), rows, 0.0)
+    torch.testing.assert_close(found.as_subclass(Tensor), reference(q, k, v, rows, 0.0))
+    assert seen == [False]
+    assert cuda.cudnn_sdp_enabled()
 
 
 def possible(q: Tensor, rows: Rows, dropout: float, window: int | None, others: None) -> list[str]:
@@ -100,15 +139,12 @@ def test_a_trial_uses_it_only_if_it_is_right(monkeypatch: pytest.MonkeyPatch, ki
     """On the trial's full rows; its others are computed by the formula meanwhile."""
     full = list[bool]()
 
-    def sdpa(q: Tensor, k: Tensor, v: Tensor, rows: Rows, *given: Any) -> Tensor:
-        context = attention.written_formula(q, k, v, rows, *given)
-        if cuda.math_sdp_enabled():  # the kernel `padded`
-            return context
+    def cudnn(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         full.append(rows.is_full)
-        return FAULTS[kind](context)
+        return FAULTS[kind](attention.written_formula(q, k, v, rows, 0.0))
 
     monkeypatch.setattr(attention, "_possible_kernels", possible)
-    monkeypatch.setattr(attention, "padded_sdpa", sdpa)
+    monkeypatch.setattr(attention, "cudnn_attention", cudnn)
     shape: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 48}
     network = BertConfig(**shape, dropout=0.0, attention_dropout=0.0)
     subject = TrialSubject((network,), torch.float32, torch.device("cpu"), rows=2, length=24)

@@ -10,11 +10,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from torch.backends import cuda
 
 from launcher.after.finetune.model import layerwise_parameter_groups, open_model
 from launcher.after.finetune.pretrained import open_pretrained
 from launcher.after.finetune.run import finetune
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch, TrainingDiverged
+from launcher.after.finetune.trainer import training_arguments
 from launcher.after.tasks.examples import Questions, Sentences, TaggedSentences
 from launcher.after.tasks.metrics import compute_metrics
 from launcher.after.tasks.task import parse_task
@@ -192,3 +194,13 @@ def _answer(tokenizer: Any, model: Any, question: str, context: str, threshold: 
     if threshold is not None and none - score > threshold:
         return ""
     return context[offsets[best[0]][0] : offsets[best[1]][1]].strip()
+
+
+def test_training_does_without_cudnns_attention(tmp_path: Path) -> None:
+    """Its gradients may be NaN on a Hopper GPU (pytorch#196678, since torch 2.11), where torch prefers it."""
+    cuda.enable_cudnn_sdp(True)
+    try:
+        training_arguments(transformers.TrainingArguments, FinetuneSettings(), seed=1, scratch=tmp_path)
+        assert not cuda.cudnn_sdp_enabled()
+    finally:
+        cuda.enable_cudnn_sdp(True)
