@@ -9,6 +9,10 @@ leaves no room for a second program.
 
 All other tilings were chosen without running them, by compiling for each GPU: of the tilings that spill no registers,
 the one with the fewest instructions per score. `tests/encoder_core/kernels/compiled.csv` lists the compilers' figures.
+
+On Blackwell, Triton 3.6 to 3.8 miscompile a loop that adds two products to one sum, if tensor memory multiplies them
+(triton-lang/triton#10821): that is, in tiles of 64 and more. The gradients through tables are such sums, so their
+kernels have smaller tiles there.
 """
 
 from typing import NamedTuple

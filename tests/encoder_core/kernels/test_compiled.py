@@ -71,6 +71,15 @@ def groups(found: Sequence[Compiled]) -> Iterator[tuple[tuple[str, int, str], li
     yield from by.items()
 
 
+def test_on_blackwell_no_sum_of_two_products_is_in_tensor_memory() -> None:
+    """Triton 3.6 to 3.8 miscompile such loops (triton-lang/triton#10821). Forms without tables have no such sum."""
+    backward = [one for one in RECORDED if one.sm == 100 and one.kernel in ("queries", "keys")]
+    uses = {one.form: 0 for one in backward}
+    for one in backward:
+        uses[one.form] += one.wgmma
+    assert {form for form, count in uses.items() if count} == {"plain", "causal", "window"}
+
+
 def test_every_launch_is_on_record_for_the_triton_that_the_pinned_torch_brings() -> None:
     """On every chip in every precision."""
     mine = [one for one in RECORDED if one.triton == PINS["triton"]]
