@@ -29,6 +29,7 @@ from unittest.mock import patch
 import torch
 import typer
 from program import BenchError, note, run
+from warp_group_operands import overwritten_operands
 
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -297,7 +298,10 @@ def _update() -> None:
 
 @cache
 def _inspect(cubin: bytes) -> tuple[int, int, int, int, int]:
-    """Registers; loads and stores of spilled ones; products of matrices, by many warps and by one; all instructions."""
+    """Registers; loads and stores of spilled ones; products of matrices, by many warps and by one; all instructions.
+
+    Raises BenchError if registers are written before a product has read them.
+    """
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -306,6 +310,11 @@ def _inspect(cubin: bytes) -> tuple[int, int, int, int, int]:
         file.flush()
         command = [str(tool), "-res-usage", "-sass", file.name]
         code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for product, early in overwritten_operands(code):
+        raise BenchError(
+            f"{early.name} {early.operands} writes registers that {product.name} {product.operands} still reads",
+            remedy="choose other tiles, or a Triton whose ptxas is of CUDA 13.3 or later",
+        )
     registers = max(map(int, re.findall(r"REG:(\d+)", code)))
 
     def count(names: str) -> int:
