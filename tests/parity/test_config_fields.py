@@ -1,0 +1,68 @@
+"""Fields of a config.json that decide how the weights are used: what a file says and we lack is refused, with a remedy
+that can be followed, and what an export leaves out is transformers' default."""
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from encoder_core.errors import ModelError
+from encoder_core.families import albert, bart, bert, deberta, electra, eurobert, modernbert, roberta, xlm, xlnet
+from encoder_core.families.catalogue import read_config
+from encoder_core.families.config_json import ONLY_ENCODERS, ConfigJson
+
+MODULES = (albert, bart, bert, electra, eurobert, modernbert, roberta, xlm, xlnet)
+FORMS: dict[str, ConfigJson] = {
+    form.model_type: form
+    for form in (
+        *(module.CONFIG_JSON for module in MODULES),
+        bert.DISTILBERT_CONFIG_JSON,
+        *deberta.CONFIG_JSON_BY_FAMILY.values(),
+    )
+}
+PUBLISHED: dict[str, dict[str, Any]] = {  # fields without which transformers' defaults are no published model
+    "bart": {"encoder_layers": 2, "decoder_layers": 2},
+    **dict.fromkeys(
+        ("deberta", "deberta-v2"),
+        {"relative_attention": True, "position_biased_input": False, "pos_att_type": "p2c|c2p"}
+        | {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    ),
+}
+FIXED = {
+    (kind, name): fixed for kind, form in FORMS.items() for name, fixed in {**form.constants, **form.unwritten}.items()
+}
+
+
+def fields_of(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"model_type": kind, "tie_word_embeddings": True} | PUBLISHED.get(kind, {}) | fields
+
+
+@pytest.mark.parametrize(("kind", "name"), FIXED)
+def test_a_field_of_one_value_is_refused_with_another_and_read_with_its_own(kind: str, name: str) -> None:
+    value, remedy = FIXED[kind, name]
+    other = {bool: lambda: not value, int: lambda: value + 7, str: lambda: f"no {value}"}[type(value)]()
+    with pytest.raises(ModelError, match=f"^config.json: {name} is ") as error:
+        read_config(fields_of(kind, **{name: other}))
+    assert error.value.remedy == remedy
+    read_config(fields_of(kind, **{name: value}))
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_field_that_an_export_leaves_out_has_transformers_default(kind: str) -> None:
+    default = AutoConfig.for_model(kind)
+    for name, (value, _) in FORMS[kind].unwritten.items():
+        assert getattr(default, name, value) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        *((kind, name, True) for kind in ("bert", "roberta", "albert", "electra", "deberta", "deberta-v2")
+          for name in ("is_decoder", "add_cross_attention")),
+        ("xlm", "is_encoder", False),
+    ],
+)  # fmt: skip
+def test_a_decoder_is_told_that_an_encoder_is_needed(kind: str, name: str, value: bool) -> None:
+    with pytest.raises(ModelError, match=name) as error:
+        read_config(fields_of(kind, **{name: value}))
+    assert error.value.remedy == ONLY_ENCODERS
