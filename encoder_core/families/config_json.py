@@ -33,7 +33,7 @@ class ConfigJson:
         model_type: name of the model type.
         fields: fields with the same value here and there, and `activation`, whose value is translated.
         constants: transformers' fields that must have one value, which we write: (value, remedy for other values).
-        unwritten: like `constants`, but `to_fields` does not add them.
+        unwritten: like `constants`, but `to_fields` does not add them: the value is transformers' default.
         defaults: transformers' defaults of further fields, and of constants whose default is not the value.
     """
 
