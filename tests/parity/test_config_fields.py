@@ -66,3 +66,11 @@ def test_a_decoder_is_told_that_an_encoder_is_needed(kind: str, name: str, value
     with pytest.raises(ModelError, match=name) as error:
         read_config(fields_of(kind, **{name: value}))
     assert error.value.remedy == ONLY_ENCODERS
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "albert", "electra"])
+@pytest.mark.parametrize("position", ["relative_key", "relative_key_query"])
+def test_relative_positions_of_older_files_are_refused_by_their_field(kind: str, position: str) -> None:
+    """transformers 4 has them in all of these classes."""
+    with pytest.raises(ModelError, match="position_embedding_type"):
+        read_config(fields_of(kind, position_embedding_type=position))
