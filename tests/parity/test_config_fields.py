@@ -4,12 +4,16 @@ that can be followed, and what an export leaves out is transformers' default."""
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoConfig
 
 from encoder_core.errors import ModelError
 from encoder_core.families import albert, bart, bert, deberta, electra, eurobert, modernbert, roberta, xlm, xlnet
 from encoder_core.families.catalogue import read_config
 from encoder_core.families.config_json import ONLY_ENCODERS, ConfigJson
+from encoder_core.families.eurobert import EuroBertConfig
+from encoder_core.families.modernbert import ModernBertConfig
 
 MODULES = (albert, bart, bert, electra, eurobert, modernbert, roberta, xlm, xlnet)
 FORMS: dict[str, ConfigJson] = {
@@ -74,3 +78,40 @@ def test_relative_positions_of_older_files_are_refused_by_their_field(kind: str,
     """transformers 4 has them in all of these classes."""
     with pytest.raises(ModelError, match="position_embedding_type"):
         read_config(fields_of(kind, position_embedding_type=position))
+
+
+ROPE_TYPES = st.sampled_from([None, "default", "linear", "dynamic", "yarn"])
+rope_parameters = st.fixed_dictionaries(
+    {},
+    optional={"rope_type": ROPE_TYPES, "type": ROPE_TYPES, "rope_theta": st.sampled_from([500.0, 10_000.0, 160_000.0])},
+).map(lambda drawn: {name: value for name, value in drawn.items() if value is not None})
+
+
+@given(
+    kind=st.sampled_from(["llama", "eurobert", "modernbert"]),
+    name=st.sampled_from(["rope_scaling", "rope_parameters"]),
+    parameters=rope_parameters,
+    base=st.sampled_from([20_000.0, 160_000.0]),
+)
+def test_rotary_positions_are_read_as_transformers_reads_them(
+    kind: str, name: str, parameters: dict[str, Any], base: float
+) -> None:
+    """Under either name, with the type under either key: scaled ones are refused, and only these."""
+    layered = kind == "modernbert"
+    both = {"sliding_attention": dict(parameters), "full_attention": dict(parameters)}
+    bases = {"global_rope_theta": base, "local_rope_theta": 2 * base} if layered else {"rope_theta": base}
+    stated = fields_of(kind, **bases, **{name: both if layered and name == "rope_parameters" else parameters})
+    scaled = parameters.get("rope_type", parameters.get("type", "default")) != "default"
+    if scaled:
+        with pytest.raises(ModelError, match=name):
+            read_config(stated)
+        return
+    theirs = AutoConfig.for_model(**stated).rope_parameters
+    found = read_config(stated)
+    if layered:
+        assert isinstance(found, ModernBertConfig)
+        assert found.global_rope_base == theirs["full_attention"]["rope_theta"]
+        assert found.local_rope_base == theirs["sliding_attention"]["rope_theta"]
+    else:
+        assert isinstance(found, EuroBertConfig)
+        assert found.rotary_base == theirs["rope_theta"]
