@@ -12,6 +12,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families import albert, bart, bert, deberta, electra, eurobert, modernbert, roberta, xlm, xlnet
 from encoder_core.families.catalogue import read_config
 from encoder_core.families.config_json import ONLY_ENCODERS, ConfigJson
+from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 
@@ -115,3 +116,15 @@ def test_rotary_positions_are_read_as_transformers_reads_them(
     else:
         assert isinstance(found, EuroBertConfig)
         assert found.rotary_base == theirs["rope_theta"]
+
+
+@given(buckets=st.integers(-3, 0), kernel=st.integers(1, 9).filter(lambda kernel: kernel != 3))
+def test_a_deberta_v2_without_buckets_or_with_another_convolution_is_refused(buckets: int, kernel: int) -> None:
+    """transformers has both, published weights have neither: an error names their field, not ours."""
+    for name, value in (("position_buckets", buckets), ("conv_kernel_size", kernel)):
+        changed = {"conv_act": "gelu", name: value}
+        with pytest.raises(ModelError, match=name):
+            read_config(fields_of("deberta-v2", **changed))
+    whole = read_config(fields_of("deberta-v2", conv_act="gelu", conv_kernel_size=3))
+    assert isinstance(whole, DebertaV2Config)
+    assert (whole.buckets, whole.convolution) == (256, 3)
