@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from encoder_core.errors import ModelError
 from encoder_core.families import albert, bart, bert, deberta, electra, eurobert, modernbert, roberta, xlm, xlnet
-from encoder_core.families.catalogue import read_config
+from encoder_core.families.catalogue import TYPES_WITHOUT_HF_CLASS, read_config
 from encoder_core.families.config_json import ONLY_ENCODERS, ConfigJson
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
@@ -128,3 +128,12 @@ def test_a_deberta_v2_without_buckets_or_with_another_convolution_is_refused(buc
     whole = read_config(fields_of("deberta-v2", conv_act="gelu", conv_kernel_size=3))
     assert isinstance(whole, DebertaV2Config)
     assert (whole.buckets, whole.convolution) == (256, 3)
+
+
+def test_no_remedy_asks_for_a_file_that_no_class_of_transformers_writes() -> None:
+    for kind in TYPES_WITHOUT_HF_CLASS:
+        sizes = dict.fromkeys(("num_hidden_layers", "hidden_size", "num_attention_heads", "max_length"), 8)
+        fields = {"model_type": kind, "vocab_size": 99, "norm_eps": 1e-5, "intermediate_size": "wide"} | sizes
+        with pytest.raises(ModelError) as error:
+            read_config(fields)
+        assert "transformers" not in str(error.value.remedy)
