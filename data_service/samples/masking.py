@@ -221,11 +221,14 @@ class MlmMasking(RowMasking, GrowingRecord):
 
     def expected_target_count(self, length: int, maskable: int) -> float:
         wanted = self.rate * (length if self.count_special else maskable)
-        if self.count == "drawn":  # the mean number of distinct positions in draws with replacement
-            wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
         if self.count == "ceil":
             wanted = math.ceil(wanted)
-        return wanted if self.max_predictions is None else min(wanted, self.max_predictions)
+        elif self.count != "stochastic":
+            wanted = max(1, round(wanted))
+        wanted = min(wanted, maskable, self.max_predictions or maskable)
+        if self.count == "drawn" and maskable:  # the mean number of distinct positions in draws with replacement
+            wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
+        return wanted
 
     def max_target_count(self, tokens: int) -> float:
         return min(self.rate * tokens + 1, self.max_predictions or tokens)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from encoder_core.families.config import WithGenerator
 from encoder_core.families.config_json import (
-    ENCODER_FLAGS,
+    BERT_UNWRITTEN,
     TABLE_SIZE_FIELDS,
     TIED_DECODER_CONSTANT,
     ConfigJson,
@@ -138,5 +138,5 @@ CONFIG_JSON = ConfigJson(
         **TIED_DECODER_CONSTANT,
         "inner_group_num": (1, "use an ALBERT with one layer per group"),
     },
-    unwritten=ENCODER_FLAGS,
+    unwritten=BERT_UNWRITTEN,
 )

@@ -16,7 +16,7 @@ from pydantic import Field
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.families.config_json import (
-    ENCODER_FLAGS,
+    BERT_UNWRITTEN,
     TABLE_SIZE_FIELDS,
     TIED_DECODER_CONSTANT,
     ConfigJson,
@@ -123,10 +123,7 @@ CONFIG_JSON = ConfigJson(
     "bert",
     bert_fields() | TABLE_SIZE_FIELDS,
     constants=TIED_DECODER_CONSTANT,
-    unwritten={
-        **ENCODER_FLAGS,
-        "position_embedding_type": ("absolute", "use a BERT with absolute positions"),
-    },
+    unwritten=BERT_UNWRITTEN,
 )
 
 

@@ -159,7 +159,7 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
     except _MALFORMED_CONFIG_ERRORS as error:
         raise ModelError(
             f"config.json: a field of this {model_type} has a value of a wrong type: {error}",
-            remedy="compare the file with a config.json that transformers wrote for this model type",
+            remedy="compare the file with a published config.json of this model type",
         ) from error
     if not padded and config.offsets_positions_by_padding:
         raise ModelError(

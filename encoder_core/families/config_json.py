@@ -33,7 +33,7 @@ class ConfigJson:
         model_type: name of the model type.
         fields: fields with the same value here and there, and `activation`, whose value is translated.
         constants: transformers' fields that must have one value, which we write: (value, remedy for other values).
-        unwritten: like `constants`, but `to_fields` does not add them.
+        unwritten: like `constants`, but `to_fields` does not add them: the value is transformers' default.
         defaults: transformers' defaults of further fields, and of constants whose default is not the value.
     """
 
@@ -103,6 +103,11 @@ def bert_fields(**defaults: Any) -> dict[str, tuple[str, Any]]:
 TABLE_SIZE_FIELDS = {"max_length": ("max_position_embeddings", 512), "token_types": ("type_vocab_size", 2)}
 """The fields for the sizes of the tables of positions and token types, in classes where they equal our settings."""
 ENCODER_FLAGS = dict.fromkeys(("is_decoder", "add_cross_attention"), (False, ONLY_ENCODERS))  # must be false
+BERT_UNWRITTEN = {
+    **ENCODER_FLAGS,
+    # transformers 4 has relative positions in BERT and in classes like it, transformers 5 in none.
+    "position_embedding_type": ("absolute", "use a model with absolute positions"),
+}
 
 
 def activation_from_json(fields: Mapping[str, Any], key: str) -> Activation:

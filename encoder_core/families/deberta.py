@@ -320,6 +320,9 @@ def _published_fields(form: ConfigJson, fields: dict[str, Any]) -> dict[str, Any
         "max_relative_positions": (fields["max_relative_positions"] in (-1, fields["max_position_embeddings"]), -1),
         "pos_att_type": (kinds == {"p2c", "c2p"}, "p2c|c2p"),
     }
+    if "buckets" in form.fields:
+        expected["position_buckets"] = fields["position_buckets"] > 0, 256
+        expected["conv_kernel_size"] = fields["conv_kernel_size"] in (None, 0, 3), 3
     if fields.get("conv_kernel_size"):
         expected["conv_act"] = fields["conv_act"] == fields["hidden_act"], fields["hidden_act"]
     for name, (is_published, value) in expected.items():

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from encoder_core.families.config import EncoderConfig
 from encoder_core.families.config_json import (
-    ENCODER_FLAGS,
+    BERT_UNWRITTEN,
     TABLE_SIZE_FIELDS,
     TIED_DECODER_CONSTANT,
     ConfigJson,
@@ -124,7 +124,7 @@ CONFIG_JSON = ConfigJson(
         "embedding": ("embedding_size", 128),
     },
     constants=TIED_DECODER_CONSTANT,
-    unwritten=ENCODER_FLAGS,
+    unwritten=BERT_UNWRITTEN,
 )
 
 

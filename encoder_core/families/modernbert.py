@@ -165,7 +165,7 @@ def _global_layer_period(fields: dict[str, Any]) -> int:
     regular = ["sliding_attention" if layer % every else "full_attention" for layer in range(len(types))]
     if types != regular or len(types) != fields["num_hidden_layers"]:
         raise unsupported_value_error(
-            "layer_types", fields, "use a model in which layers 0, n, 2 n and so on are global, the others local"
+            "layer_types", fields, "use a model that lists all its layers: 0, n, 2 n and so on global, the others local"
         )
     return every
 

@@ -118,13 +118,16 @@ def _build_norm(config: PreNormConfig) -> "LayerNorm | RMSNorm":
 
 def plain_rope_base(fields: Mapping[str, Any], key: str = "rope_theta") -> float:
     """Return the base of rotary positions from the fields of a config.json: from `rope_parameters`, which transformers
-    5 writes, or else from `fields[key]`.
+    5 writes, or from `rope_scaling`, its older name, or else from `fields[key]`.
 
     Raises:
-        ModelError: rotary positions are scaled (`rope_scaling`, or a `rope_type` other than default).
+        ModelError: rotary positions are scaled (a `rope_type`, or its older name `type`, other than default).
     """
-    parameters = fields.get("rope_parameters") or {}
-    if fields.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
-        scaled = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-        raise unsupported_value_error(scaled, fields, "use a model with unscaled rotary positions (rope_type default)")
-    return float(parameters.get("rope_theta", fields[key]))
+    base = fields[key]
+    for name in ("rope_parameters", "rope_scaling"):
+        parameters = fields.get(name) or {}
+        if parameters.get("rope_type", parameters.get("type", "default")) != "default":
+            remedy = "use a model with unscaled rotary positions (rope_type default)"
+            raise unsupported_value_error(name, fields, remedy)
+        base = parameters.get("rope_theta", base)
+    return float(base)

@@ -8,7 +8,7 @@ position table, on writing it is zero.
 from typing import Any, ClassVar, Literal
 
 from encoder_core.families.config import WithGenerator
-from encoder_core.families.config_json import ENCODER_FLAGS, TIED_DECODER_CONSTANT, ConfigJson, bert_fields
+from encoder_core.families.config_json import BERT_UNWRITTEN, TIED_DECODER_CONSTANT, ConfigJson, bert_fields
 from encoder_core.families.interchange import (
     FoldedTable,
     Heads,
@@ -82,7 +82,7 @@ CONFIG_JSON = ConfigJson(
     "roberta",
     bert_fields(vocab=50_265, pad_id=1),
     constants=TIED_DECODER_CONSTANT,
-    unwritten=ENCODER_FLAGS,
+    unwritten=BERT_UNWRITTEN,
     defaults={"max_position_embeddings": 512},
 )
 

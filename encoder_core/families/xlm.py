@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator
-from encoder_core.families.config_json import TIED_DECODER_CONSTANT, ConfigJson, unsupported_value_error
+from encoder_core.families.config_json import ONLY_ENCODERS, TIED_DECODER_CONSTANT, ConfigJson, unsupported_value_error
 from encoder_core.families.interchange import (
     Heads,
     HfNetwork,
@@ -92,7 +92,6 @@ _PAIRS = (  # names of all parameters but the language embeddings
     NamePair("head.decoder.bias", "pred_layer.proj.bias"),
 )
 
-_GELU_REMEDY = "use an encoder with GELU"
 CONFIG_JSON = ConfigJson(
     "xlm",
     {
@@ -111,9 +110,9 @@ CONFIG_JSON = ConfigJson(
         "sinusoidal_embeddings": (False, "use a model with learned positions"),
         "causal": (False, "use a model with bidirectional attention"),
         "asm": (False, "use a model without adaptive softmax"),
-        "gelu_activation": (True, _GELU_REMEDY),
+        "gelu_activation": (True, "use an encoder with GELU"),
     },
-    unwritten={"is_encoder": (True, _GELU_REMEDY)},
+    unwritten={"is_encoder": (True, ONLY_ENCODERS)},
     defaults={"n_langs": 1, "use_lang_emb": True, "pad_token_id": 2},
 )
 

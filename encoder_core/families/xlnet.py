@@ -179,12 +179,10 @@ CONFIG_JSON = ConfigJson(
         "max_length": ("longest_row", 512),
     },
     constants={
-        name: published_value(name, value) for name, value in (("attn_type", "bi"), ("tie_word_embeddings", True))
-    },
-    unwritten={
         name: published_value(name, value)
-        for name, value in (("clamp_len", -1), ("same_length", False), ("bi_data", False))
+        for name, value in (("attn_type", "bi"), ("bi_data", False), ("tie_word_embeddings", True))
     },
+    unwritten={name: published_value(name, value) for name, value in (("clamp_len", -1), ("same_length", False))},
     defaults={"mem_len": 512, "reuse_len": None},
 )
 
@@ -200,7 +198,6 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
         mem_len=config.memory or None,
         reuse_len=config.reuse or None,
         attention_dropout=config.attention_dropout,
-        bi_data=False,
     )
 
 

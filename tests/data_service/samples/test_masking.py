@@ -72,6 +72,27 @@ def equal_rows(tokens: int, rows: int) -> Block:
     return Block(np.full(tokens * rows, 9, dtype=np.uint16), edges, np.arange(rows + 1))
 
 
+@given(
+    st.builds(
+        MlmMasking,
+        rate=st.floats(0.01, 0.8),
+        count=st.sampled_from(["stochastic", "bert", "ceil", "drawn"]),
+        max_predictions=st.none() | st.integers(1, 20),
+        count_special=st.booleans(),
+    ),
+    st.integers(6, 40),
+    st.data(),
+)
+def test_the_expected_number_of_targets_is_their_mean(masking: MlmMasking, text: int, data: st.DataObject) -> None:
+    """Also in rows of which nothing, or almost nothing, can be masked."""
+    rows, fixed = 2000, data.draw(st.integers(0, text))
+    block = equal_rows(text, rows)
+    block.tokens.reshape(rows, text)[:, :fixed] = SPECIAL.unk
+    found = targets_per_row(packed_rows(block, masking, "doc_sentences", text + 2)[1])
+    deviation = np.sqrt(max(found.var(), 1 / rows) / rows)
+    assert abs(found.mean() - masking.expected_target_count(text + 2, text - fixed)) < 6 * deviation
+
+
 def test_targets_are_uniform_without_replacement() -> None:
     """Over many draws of one row every position, and every pair of positions, is equally often a target."""
     text, draws = 20, 30_000
