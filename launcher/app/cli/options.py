@@ -135,14 +135,20 @@ def validate_options(model: type[M], *, option_names: dict[str, str] | None = No
     """
     from pydantic import ValidationError
 
+    from launcher.runtime.recipe.document import reason_text
+
     try:
         return model.model_validate(values)
     except ValidationError as error:
         wrong = []
         for detail in error.errors():
-            field = str(detail["loc"][0]) if detail["loc"] else ""
+            if not detail["loc"]:  # the values of several options do not go together
+                wrong.append(reason_text(detail))
+                continue
+            field = str(detail["loc"][0])
             option = (option_names or {}).get(field, f"--{field.replace('_', '-')}")
-            wrong.append(f"{option} {detail['input']}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
+            shown = "" if isinstance(detail["input"], dict) else f" {detail['input']}"
+            wrong.append(f"{option}{shown}: {reason_text(detail)}")
     raise OptionError("; ".join(wrong), remedy="give another value; --help says what the option means")
 
 
