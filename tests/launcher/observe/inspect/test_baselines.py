@@ -1,19 +1,12 @@
 """The baselines against counts made by hand, and on a real run."""
 
 import math
-import random
-import shutil
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from checkpoints.attempt import Owner, claim
-from checkpoints.gather import SingleRank
-from data_service.corpus.corpus import open_corpus
-from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.samples.samples import Samples
 from data_service.types import Block
 from launcher.observe.inspect.baselines import (
@@ -24,12 +17,8 @@ from launcher.observe.inspect.baselines import (
     load_or_compute_baselines,
 )
 from launcher.observe.inspect.kept_baselines import BASELINES_KEY
-from launcher.observe.watch.live import stored_baselines
-from launcher.runtime.rank.resume import agree_on_removals
-from launcher.runtime.run.outline import open_outline
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.sealed import sealed_bytes
-from tests.support.runs.small_runs import new_run, operate, reconciled
 
 
 def block(*documents: list[int]) -> Block:
@@ -80,27 +69,6 @@ def test_baselines_of_a_run_are_computed_once_and_kept(fresh_run: str) -> None:
     assert first.targets > 20
     assert run.store.size(BASELINES_KEY) is not None
     assert load_or_compute_baselines(run) == first == compute_baselines(run)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_baselines_are_of_the_rows_that_the_run_evaluates_now(inputs: Path, tmp_path: Path, seed: int) -> None:
-    shutil.copytree(inputs, folder := tmp_path / "inputs")
-    run, draw = open_run(new_run(folder, "run")), random.Random(seed)
-    corpus, heldout = open_corpus(str(folder / "corpus")), draw.sample(range(4), 2)
-    for step in range(6):
-        if not heldout or draw.random() < 0.5:
-            operate(run.uri, f"evaluation.samples={draw.randint(1, 12)}")
-        else:
-            documents = documents_by_number(corpus, [f"heldout:{heldout.pop()}", str(draw.randrange(20))])
-            remove_documents(corpus, documents, removed_by="x", removed_at=1, reason="asked for")
-            now = reconciled(open_run(run.uri), recipe=None, without_removed=True)
-            agree_on_removals(now, claim(run.store, owner=Owner.for_this_process(0.0)), step, SingleRank())
-        run = open_run(run.uri)
-        expected = compute_baselines(run).losses_by_name()
-        assert stored_baselines(open_outline(run.uri)) in ({}, expected)
-        for _ in range(2):
-            assert load_or_compute_baselines(run).losses_by_name() == expected
-            assert stored_baselines(open_outline(run.uri)) == expected
 
 
 def test_baselines_of_what_the_run_was_before_are_not_reused(fresh_run: str) -> None:

@@ -60,7 +60,7 @@ def test_a_message_of_a_check_is_shown_as_it_is(word: str, rest: str) -> None:
 def test_a_message_of_pydantic_goes_on_in_a_sentence(count: str) -> None:
     with pytest.raises(RecipeError) as refused:
         validate(Checked, RecipeDocument({"count": count}, "recipe.yaml", {}))
-    assert refused.value.problem.startswith(f"recipe.yaml: count = {json.dumps(count)}: input should be")
+    assert refused.value.problem.removeprefix(f"recipe.yaml: count = {json.dumps(count)}: ").startswith("input ")
     with pytest.raises(OptionError) as wrong:
         validate_options(Checked, count=count)
-    assert wrong.value.problem.startswith(f"--count {count}: input should be")
+    assert wrong.value.problem.removeprefix(f"--count {count}: ").startswith("input ")
