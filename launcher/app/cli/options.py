@@ -152,6 +152,13 @@ def validate_options(model: type[M], *, option_names: dict[str, str] | None = No
     raise OptionError("; ".join(wrong), remedy="give another value; --help says what the option means")
 
 
+def refuse_without_effect(option: str, others: Mapping[str, object]) -> None:
+    """Raise OptionError if options that have no effect beside `option` are given: those of `others` whose value is not
+    empty."""
+    if given := " and ".join(name for name, value in others.items() if value):
+        raise OptionError(f"beside {option}, {given} would have no effect", remedy=f"leave out {given}, or {option}")
+
+
 def text_source_settings(text_field: str, encoding: str, delimiter: str | None) -> dict[str, Any]:
     """Return the build options for reading text: its field, encoding and delimiter."""
     return {"text_field": text_field, "encoding": encoding, "delimiter": delimiter_character(delimiter)}
