@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from checkpoints.errors import DamagedCheckpoint
 from data_service.errors import UserError
 from data_service.store.base import Entry, Store, digest
 from data_service.store.local import LocalStore
@@ -43,8 +44,11 @@ def require_one_run(uri: str, store: Store) -> None:
 
 def stored_baselines(run: Outline) -> dict[str, float]:
     """Return the stored losses of the count models on the rows that the run evaluates now, by name; {} if they are not
-    stored. Raises StoreError; DamagedCheckpoint if a removal record is damaged."""
-    removals = RemovalHistory(run.record.inputs.removals, read_removals(run.store)).newest_states
+    stored, or a removal record is damaged, so that nobody knows these rows. Raises StoreError."""
+    try:
+        removals = RemovalHistory(run.record.inputs.removals, read_removals(run.store)).newest_states
+    except DamagedCheckpoint:
+        return {}
     known = load_baselines(run.store, baselines_fingerprint(run.record.fingerprint, run.evaluation_samples, removals))
     return known.losses_by_name() if known else {}
 

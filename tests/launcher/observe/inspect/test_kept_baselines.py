@@ -15,6 +15,7 @@ from launcher.observe.watch.live import stored_baselines
 from launcher.runtime.rank.resume import agree_on_removals
 from launcher.runtime.run.outline import open_outline
 from launcher.runtime.run.record import open_run
+from launcher.runtime.run.removals import REMOVALS_PREFIX
 from tests.support.runs.small_runs import new_run, operate, reconciled
 
 
@@ -37,3 +38,5 @@ def test_baselines_are_of_the_rows_that_the_run_evaluates_now(inputs: Path, tmp_
         for _ in range(2):
             assert load_or_compute_baselines(run).losses_by_name() == expected
             assert stored_baselines(open_outline(run.uri)) == expected
+    run.store.put(f"{REMOVALS_PREFIX}000009.json", b"{")
+    assert stored_baselines(open_outline(run.uri)) == {}  # the page is drawn without them
