@@ -118,10 +118,8 @@ def compare_with_certificate(
     """
     store = open_store(uri)
     found = CertificateCheck(_hash_objects(store))
-    try:
-        found.contents |= _hash_logs(store)
-    except DamagedPack as error:
-        found.problems.append((uri, error.problem))
+    _hash_logs(store, found)
+    damaged_logs = {place for place, _ in found.problems}
     known, deleted = certificate.newest_digests if certificate else {}, set[CheckpointName]()
     for what, then in known.items():
         if what.startswith(_UNCERTIFIED_PREFIXES):  # certificates of older versions list some of these
@@ -130,9 +128,12 @@ def compare_with_certificate(
         if then and mark is not None and mark.manifest_key not in found.contents:
             deleted.add(mark)
             continue
-        changes = [(f"{store.uri.rstrip('/')}/{what}", change) for change in _digest_changes(what, then, now)]
+        place = f"{store.uri.rstrip('/')}/{what}"
+        if place in damaged_logs:
+            continue
+        changes = [(place, change) for change in _digest_changes(what, then, now)]
         if allow_mutable_changes and not what.startswith(_IMMUTABLE_PREFIXES):
-            found.notes += [f"{place}: {change}" for place, change in changes]
+            found.notes += [f"{place}: {change}" for _, change in changes]
         else:
             found.problems += changes
     found.notes += [f"the checkpoint of step {mark.step} is no longer kept" for mark in sorted(deleted)]
@@ -143,13 +144,16 @@ def compare_with_certificate(
 
 
 def _torch_version_changes(store: Store) -> Iterator[str]:
-    """Yield a line for each change of torch's version between kept checkpoints; none if a manifest is damaged, which
-    the comparison of digests reports."""
+    """Yield a line for each change of torch's version between kept checkpoints. Damaged manifests are left out, because
+    the comparison of digests reports them."""
+    kept: list[tuple[int, str]] = []
     with suppress(CheckpointError):
-        kept = [(mark.step, read_manifest(store, mark).versions) for mark in reversed(list_committed(store))]
-        for (step, before), (_, after) in pairwise(kept):
-            if change := describe_torch_change(before.get("torch", ""), after.get("torch", "")):
-                yield f"after step {step:,}: {change}"
+        for mark in reversed(list_committed(store)):
+            with suppress(CheckpointError):
+                kept.append((mark.step, read_manifest(store, mark).versions.get("torch", "")))
+    for (step, before), (_, after) in pairwise(kept):
+        if change := describe_torch_change(before, after):
+            yield f"after step {step:,}: {change}"
 
 
 def _digest_changes(key: str, certified_digests: Digests, current_digests: Digests) -> Iterator[str]:
@@ -196,13 +200,16 @@ def _hash_object(store: Store, key: str, size: int, report_bytes: Callable[[int]
     return tuple(digests)
 
 
-def _hash_logs(store: Store) -> dict[str, Digests]:
-    """Return the digests of each log's segments, by the log's prefix. Raises DamagedPack."""
-    return {
-        segment_prefix(folder, attempt): tuple(_segment_digests(store, folder, attempt))
-        for folder in (METRICS, EVENTS)
-        for attempt in list_segments(store, f"{folder}/")
-    }
+def _hash_logs(store: Store, check: CertificateCheck) -> None:
+    """Add to `check` the digests of each log's segments, by the log's prefix, or the problem of a log with a damaged
+    pack."""
+    for folder in (METRICS, EVENTS):
+        for attempt in list_segments(store, f"{folder}/"):
+            prefix = segment_prefix(folder, attempt)
+            try:
+                check.contents[prefix] = tuple(_segment_digests(store, folder, attempt))
+            except DamagedPack as error:
+                check.problems.append((f"{store.uri.rstrip('/')}/{prefix}", error.problem))
 
 
 def _segment_digests(store: Store, folder: str, attempt: int) -> Iterator[str]:

@@ -112,9 +112,15 @@ def _cell_outcome(
         return found
     except ray.exceptions.LocalRayletDiedError as error:
         raise TransientRunError("Ray's raylet has died", remedy="run the same command again") from error
+    except ray.exceptions.TaskCancelledError:
+        return CellFailure(
+            f"{planned_cell.cell.name}: it was cancelled", "run the same command again", is_transient=True
+        )
     except ray.exceptions.RayError as error:
+        if not (gone(error) or is_worker_death(error)):
+            return cell_failure(planned_cell, error)
         deaths_by_cell[planned_cell.cell.key] += 1
-        if (gone(error) or is_worker_death(error)) and deaths_by_cell[planned_cell.cell.key] < _MAX_DEATHS:
+        if deaths_by_cell[planned_cell.cell.key] < _MAX_DEATHS:
             return None
         return CellFailure(
             f"{planned_cell.cell.name}: {deaths_by_cell[planned_cell.cell.key]} processes died while they "
@@ -154,11 +160,12 @@ def _compute_cell(
 
 def cell_failure(planned_cell: PlannedCell, error: Exception) -> CellFailure:
     """Return the failure of a cell whose computation raised `error`."""
-    name = planned_cell.cell.name
+    name, trace = planned_cell.cell.name, "".join(traceback.format_exception(error))[-_MAX_TRACE_CHARACTERS:]
+    if isinstance(error, ray.exceptions.RayTaskError):
+        error = error.cause
     if isinstance(error, DataError | ModelError):
         return CellFailure(f"{name}: {error.problem}", error.remedy, is_transient=exit_code_for(error) == REPEAT)
     line = str(error).strip().partition("\n")[0]
-    trace = "".join(traceback.format_exception(error))[-_MAX_TRACE_CHARACTERS:]
     remedy = "see the traceback; if memory ran out, raise --gpus-per-cell or --cpus-per-cell"
     return CellFailure(f"{name}: {type(error).__name__}: {line}", remedy, trace=trace)
 

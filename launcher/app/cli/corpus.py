@@ -44,9 +44,11 @@ from launcher.app.cli.options import (
     TextFieldOption,
     TokenizerRulesOption,
     print_json,
+    refuse_without_effect,
     text_source_settings,
     validate_options,
 )
+from launcher.errors import OptionError
 
 if TYPE_CHECKING:
     from data_service.ingest.options import BuildOptions
@@ -60,7 +62,7 @@ def build(
     out: OutOption,
     tokenizer: TokenizerOption,
     tokenizer_rules: TokenizerRulesOption = "agreeing",
-    heldout: HeldoutOption = 0.0005,
+    heldout: HeldoutOption = None,
     heldout_like: HeldoutLikeOption = None,
     workers: BuildWorkersOption = None,
     text_field: TextFieldOption = "text",
@@ -109,7 +111,7 @@ def build(
         tokenizer_rules=tokenizer_rules,
         on_bad_bytes=on_bad_bytes,
         on_bad_records=on_bad_records,
-        **({"heldout_fraction": heldout} if heldout_like is None else _heldout_settings_like(heldout_like)),
+        **_heldout_settings(heldout, heldout_like),
         block_tokens=block_tokens,
         max_document_bytes=max_document_bytes,
         workers=choose_worker_count(inputs, workers),
@@ -165,15 +167,18 @@ def _pair_settings(
     """Return the settings of pairs that were given; None for running text.
 
     Raises:
-        OptionError: settings of pairs are given without `--texts pairs`.
+        OptionError: settings of pairs are given without `--texts pairs`, or fields of negatives without negatives.
     """
     given = {"count": negative_count, "query": query, "positive": positive, "negatives": negatives or None}
     chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if texts == "pairs":
+        if negatives and not negative_count:
+            raise OptionError(
+                "--negatives-field is given, but pairs have no negatives without --negatives",
+                remedy="add --negatives 1, or a larger number, or leave out --negatives-field",
+            )
         return chosen
     if chosen:
-        from launcher.errors import OptionError
-
         raise OptionError(
             "--negatives and fields of pairs are given, but the corpus is one of running text",
             remedy="add --texts pairs, or leave out these options",
@@ -181,11 +186,15 @@ def _pair_settings(
     return None
 
 
-def _heldout_settings_like(uri: str) -> dict[str, object]:
-    """Return the settings by which text of the corpus at `uri` was held out. Raises CorpusError, StoreError."""
+def _heldout_settings(fraction: float | None, uri: str | None) -> dict[str, object]:
+    """Return the settings for holding out a share of the text, or text by the rule of the corpus at `uri`; {} for the
+    default. Raises OptionError if both are given; CorpusError, StoreError."""
     from data_service.corpus.corpus import open_corpus
     from data_service.ingest.heldout import heldout_options_from_manifest
 
+    if uri is None:
+        return {} if fraction is None else {"heldout_fraction": fraction}
+    refuse_without_effect("--heldout-like", {"--heldout": fraction is not None})
     return heldout_options_from_manifest(open_corpus(uri).manifest)
 
 
@@ -202,8 +211,6 @@ def _word_settings(
         OptionError: `--words-field` is given without `--segmenter field`.
     """
     if words_field is not None and segmenter != "field":
-        from launcher.errors import OptionError
-
         raise OptionError(
             f"--words-field {words_field} is given, but words are not read from the input",
             remedy="add --segmenter field, or leave out --words-field",

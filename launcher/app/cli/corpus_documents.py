@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from launcher.app.cli.options import CorpusArgument, JsonOption, print_json
+from launcher.app.cli.options import CorpusArgument, JsonOption, print_json, refuse_without_effect
 
 
 def show(
@@ -26,6 +26,7 @@ def show(
     from data_service.printable import escape_controls
 
     if licences:
+        refuse_without_effect("--licences", {"--removed": removed})
         _print_licences(corpus)
         return
     if removed:

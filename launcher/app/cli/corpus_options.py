@@ -11,11 +11,11 @@ TxtDocumentsOption = Annotated[
     TxtDocuments, typer.Option("--txt-documents", help="A .txt document: a whole file, or text between blank lines.")
 ]
 HeldoutOption = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--heldout",
         help="Share of documents held out for evaluation. It is raised if there is little text; of few or long "
-        "documents, parts are held out.",
+        "documents, parts are held out. Default: 0.0005.",
     ),
 ]
 HeldoutLikeOption = Annotated[

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.options import JsonOption, print_json, require_run_or_recipe
+from launcher.app.cli.options import JsonOption, print_json, refuse_without_effect, require_run_or_recipe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,6 +39,7 @@ def doctor(
     from launcher.runtime.preflight.doctor import examine_machine
 
     if gpu:
+        refuse_without_effect("--gpu", {"STORES": stores, "--imports": imports})
         _check_kernels(as_json)
         return
     findings = list(examine_machine(stores or [], imports=imports))

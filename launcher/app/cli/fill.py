@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher.app.cli.options import CheckpointArgument, JsonOption, StepOption, print_json, require_model
+from launcher.app.cli.options import (
+    CheckpointArgument,
+    JsonOption,
+    StepOption,
+    print_json,
+    refuse_without_effect,
+    require_model,
+)
 from launcher.errors import OptionError
 from launcher.progress import work
 
@@ -45,6 +52,8 @@ def fill(
 
     Example: `maskfleet fill runs/base "The method <mask> an <mask:3>." --steps 2`
     """
+    if count is not None:
+        refuse_without_effect("--count", {"--steps": steps, "--temperature": temperature})
     require_model(checkpoint)
     if "<mask" not in text:
         raise OptionError(f"{text!r} has no <mask>", remedy="write <mask> for a missing token, <mask:20> for twenty")

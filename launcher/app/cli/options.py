@@ -135,15 +135,28 @@ def validate_options(model: type[M], *, option_names: dict[str, str] | None = No
     """
     from pydantic import ValidationError
 
+    from launcher.runtime.recipe.document import reason_text
+
     try:
         return model.model_validate(values)
     except ValidationError as error:
         wrong = []
         for detail in error.errors():
-            field = str(detail["loc"][0]) if detail["loc"] else ""
+            if not detail["loc"]:  # the values of several options do not go together
+                wrong.append(reason_text(detail))
+                continue
+            field = str(detail["loc"][0])
             option = (option_names or {}).get(field, f"--{field.replace('_', '-')}")
-            wrong.append(f"{option} {detail['input']}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
+            shown = "" if isinstance(detail["input"], dict) else f" {detail['input']}"
+            wrong.append(f"{option}{shown}: {reason_text(detail)}")
     raise OptionError("; ".join(wrong), remedy="give another value; --help says what the option means")
+
+
+def refuse_without_effect(option: str, others: Mapping[str, object]) -> None:
+    """Raise OptionError if options that have no effect beside `option` are given: those of `others` whose value is not
+    empty."""
+    if given := " and ".join(name for name, value in others.items() if value):
+        raise OptionError(f"beside {option}, {given} would have no effect", remedy=f"leave out {given}, or {option}")
 
 
 def text_source_settings(text_field: str, encoding: str, delimiter: str | None) -> dict[str, Any]:

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from data_service.printable import escape_controls
-from launcher.app.cli.options import JsonOption, print_json, require_assignments, require_model, require_recipe
+from launcher.app.cli.options import (
+    JsonOption,
+    print_json,
+    refuse_without_effect,
+    require_assignments,
+    require_model,
+    require_recipe,
+)
 from launcher.errors import OptionError
 from launcher.progress import work
 
@@ -124,9 +131,9 @@ def show(
             "--json needs --timeline",
             remedy="add --timeline, or leave out --json: the recipe is printed as YAML",
         )
+    if raw:
+        refuse_without_effect("--raw", {"--timeline": timeline, "--set": assignments, "--tiny": tiny})
     if timeline:
-        if raw:
-            raise OptionError("--raw and --timeline cannot be combined", remedy="give one of them")
         wanted = load_recipe(recipe, assignments, tiny)
         from launcher.app.cli.recipe_timeline import print_timeline, timeline_records
 

@@ -18,7 +18,7 @@ from data_service.store.errors import StoreError
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.types import Block
-from launcher.observe.inspect.kept_baselines import BASELINES_KEY, Baselines, load_baselines
+from launcher.observe.inspect.kept_baselines import BASELINES_KEY, Baselines, baselines_fingerprint, load_baselines
 from launcher.progress import work
 from launcher.runtime.run.inputs import unigram_probabilities
 from launcher.runtime.run.record import Run
@@ -47,7 +47,7 @@ def load_or_compute_baselines(run: Run) -> Baselines:
     Raises:
         CorpusError, StoreError: the corpora cannot be read.
     """
-    if (stored := load_baselines(run.store, run.record.fingerprint)) is not None:
+    if (stored := load_baselines(run.store, _fingerprint(run))) is not None:
         return stored
     computed = compute_baselines(run)
     try:
@@ -79,8 +79,12 @@ def compute_baselines(run: Run) -> Baselines:
         unigram=float(-np.log(unigram[targets.ids]).mean()),
         bigram=float(-np.log(pairs.probabilities(targets, unigram)).mean()),
         counted=counted,
-        fingerprint=run.record.fingerprint,
+        fingerprint=_fingerprint(run),
     )
+
+
+def _fingerprint(run: Run) -> str:
+    return baselines_fingerprint(run.record.fingerprint, run.recipe.evaluation.samples, run.removals)
 
 
 def find_heldout_targets(samples: Samples, special_mask: NDArray[np.bool_]) -> HeldoutTargets:

@@ -49,7 +49,8 @@ class RunStatus:
         attempt, host, pid: the newest attempt (start of training), and the machine and process of its command.
         since, heard: when that attempt began, and when the last heartbeat was.
         step, total_steps: number of steps done, and of steps in the recipe.
-        tokens: number of tokens trained on, including those of the runs that it was forked from.
+        tokens: number of tokens trained on, including those of the runs that it was forked from; None if the records
+            that were read begin later than the newest checkpoint, as those of a brief status may.
         loss, terms: training losses, as running means over the newest steps: the weighted sum, and each loss term by
             name.
         flush_seconds: largest age, in seconds, of steps that a running run has not recorded yet.
@@ -79,7 +80,7 @@ class RunStatus:
     heard: float | None
     step: int
     total_steps: int
-    tokens: int
+    tokens: int | None
     loss: float | None
     terms: dict[str, float]
     flush_seconds: float
@@ -217,11 +218,14 @@ def _newest_manifest(store: Store) -> tuple[CheckpointManifest | None, str | Non
         return None, error.problem
 
 
-def _trained_tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
-    """Return the number of tokens trained on: up to the checkpoint, as its manifest states, and in the steps since."""
+def _trained_tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int | None:
+    """Return the number of tokens trained on: up to the checkpoint, as its manifest states, and in the steps since.
+    None if the first of these steps are not in `steps`."""
     before = manifest.state.get("tokens", 0) if manifest else 0
     assert isinstance(before, int)
     since = manifest.step if manifest else 0
+    if len(steps) and steps.numbers[0] > since:
+        return None
     return before + int(np.nansum(steps.column("tokens")[np.searchsorted(steps.numbers, since) :]))
 
 

@@ -8,13 +8,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from checkpoints.errors import DamagedCheckpoint
 from data_service.errors import UserError
 from data_service.store.base import Entry, Store, digest
 from data_service.store.local import LocalStore
 from launcher.errors import OptionError
-from launcher.observe.inspect.kept_baselines import load_baselines
+from launcher.observe.inspect.kept_baselines import baselines_fingerprint, load_baselines
 from launcher.observe.inspect.report.page import draw_page
 from launcher.runtime.run.outline import Outline, open_outline, runs_at
+from launcher.runtime.run.removals import RemovalHistory, read_removals
 
 _MIN_DRAW_WAIT_S = 2.0  # shortest wait between two drawings
 _MIN_WAIT_PER_DRAW_TIME = 5.0  # shortest wait in multiples of the last drawing time: uses 1/6 of a core at most
@@ -25,7 +27,7 @@ _FIRST_DRAW_TIMEOUT_S = 3.0  # longest wait of a request for the first drawing
 def draw_run_page(uri: str, store: Store, head_html: str) -> str:
     """Return the report on the run at `uri` as it is now. Raises RunError, StoreError."""
     run = open_outline(uri, store)
-    return draw_page(run, _stored_baselines(run), datetime.now(UTC), head_html)
+    return draw_page(run, stored_baselines(run), datetime.now(UTC), head_html)
 
 
 def require_one_run(uri: str, store: Store) -> None:
@@ -40,8 +42,14 @@ def require_one_run(uri: str, store: Store) -> None:
         )
 
 
-def _stored_baselines(run: Outline) -> dict[str, float]:
-    known = load_baselines(run.store, run.record.fingerprint)
+def stored_baselines(run: Outline) -> dict[str, float]:
+    """Return the stored losses of the count models on the rows that the run evaluates now, by name; {} if they are not
+    stored, or a removal record is damaged, so that nobody knows these rows. Raises StoreError."""
+    try:
+        removals = RemovalHistory(run.record.inputs.removals, read_removals(run.store)).newest_states
+    except DamagedCheckpoint:
+        return {}
+    known = load_baselines(run.store, baselines_fingerprint(run.record.fingerprint, run.evaluation_samples, removals))
     return known.losses_by_name() if known else {}
 
 

@@ -12,7 +12,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families.mup import mup_base
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.runtime.policies.elastic import Trainers
-from launcher.runtime.recipe.document import KeyPath
+from launcher.runtime.recipe.document import KeyPath, reason_text
 from launcher.runtime.recipe.objective_checks import batch_and_mixing_issues, language_issues, objective_issues
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.phase_parts import PhaseMixture
@@ -183,7 +183,7 @@ def _phase_mask_issues(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> It
     except ValidationError as error:
         yield RecipeIssue(
             path,
-            f"combined with the objective's settings: {error.errors()[0]['msg']}",
+            f"combined with the objective's settings: {reason_text(error.errors()[0])}",
             "remove the settings of objective.mlm that only suit another unit, or set phases.N.mlm.replace too",
         )
 

@@ -235,12 +235,20 @@ def _problem_and_remedy(detail: ErrorDetails, document: RecipeDocument, schema: 
             f"{where} is missing",
             f"add {dotted_path(path)}; {words.complete} prints complete {words.noun}s",
         )
-    message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     shown = "" if isinstance(value, dict | list) or value is _MISSING else f" = {json.dumps(value)}"
     return (
-        f"{where}{shown}: {message[:1].lower()}{message[1:]}",
+        f"{where}{shown}: {reason_text(detail)}",
         f"correct {dotted_path(path) or f'the {document.words.noun}'}",
     )
+
+
+def reason_text(detail: ErrorDetails) -> str:
+    """Return pydantic's reason for an error, as the end of a sentence. The message of a check is kept as it is, because
+    it may begin with a name; pydantic's own messages begin in lower case."""
+    message = detail["msg"]
+    if detail["type"] in ("value_error", "assertion_error"):
+        return message.partition(", ")[2]
+    return message if message[1:2].isupper() else f"{message[:1].lower()}{message[1:]}"  # JSON and URL are names, too
 
 
 def _data_path(location: KeyPath, data: object, kind: str) -> KeyPath:

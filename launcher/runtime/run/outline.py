@@ -47,6 +47,7 @@ class _PartialModel(BaseModel):
 class _Inputs(_PartialModel):  # fingerprints, as in run.json
     corpora: dict[str, str]
     tokenizer: str
+    removals: dict[str, str] = {}
 
 
 class OutlineRecord(_PartialModel):
@@ -74,6 +75,10 @@ class _Phase(_PartialModel):
     corpora: dict[str, str] = {}
 
 
+class _Evaluation(_PartialModel):
+    samples: int | None = None
+
+
 class _Logging(_PartialModel):
     flush_seconds: float = 30.0
 
@@ -83,6 +88,7 @@ class _Recipe(_PartialModel):
     corpus: _Corpus
     tokenizer: _UriField
     phases: tuple[_Phase, ...]
+    evaluation: _Evaluation = _Evaluation()
     logging: _Logging = _Logging()
 
 
@@ -93,6 +99,7 @@ class Outline:
     Attributes:
         total_steps: number of steps of its recipe.
         flush_seconds: records are written to the store when they are this old, in seconds.
+        evaluation_samples: largest number of held-out rows in an evaluation; None if the recipe lacks it.
         recipe: YAML text of its recipe.
         corpora, tokenizer: URI of each corpus, by name of the source, and URI of the tokenizer.
     """
@@ -102,6 +109,7 @@ class Outline:
     name: str
     total_steps: int
     flush_seconds: float
+    evaluation_samples: int | None
     record: OutlineRecord
     recipe: str
     corpora: dict[str, str]
@@ -169,6 +177,7 @@ def _parse_outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outl
         name=asked.name,
         total_steps=sum(phase.steps for phase in asked.phases),
         flush_seconds=asked.logging.flush_seconds,
+        evaluation_samples=asked.evaluation.samples,
         record=made,
         recipe=text,
         corpora={source: place.uri for source, place in asked.corpus.sources.items()}

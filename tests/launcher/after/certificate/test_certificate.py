@@ -6,13 +6,15 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from checkpoints.attempt import Attempt
-from checkpoints.listing import list_committed
+from checkpoints.layout import CheckpointName, encode_manifest
+from checkpoints.listing import list_committed, read_manifest
 from data_service.errors import UserError
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
@@ -182,6 +184,51 @@ def test_where_torch_was_changed_is_noted(run: str) -> None:
     assert "torch 2.11.0 " in note
     store.put(newest.manifest_key, b"{")  # what is damaged is named by its digest, not by this
     assert any(newest.manifest_key in place for place, _ in verified(run).problems)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_damage_of_one_manifest_hides_no_change_of_torch(run: str, seed: int) -> None:
+    store, draw = open_store(run), random.Random(seed)
+    newest = read_manifest(store, list_committed(store)[0])
+    readable = [(mark.step, newest.versions["torch"]) for mark in reversed(list_committed(store))]
+    for step in range(100, 108):
+        name = CheckpointName(newest.attempt, step)
+        files = [file.model_copy(update={"key": name.file_key(rank)}) for rank, file in enumerate(newest.files)]
+        lineage = (*newest.lineage[:-1], newest.lineage[-1].model_copy(update={"stop": step}))
+        manifest = newest.model_copy(update={"step": step, "files": tuple(files), "lineage": lineage})
+        store.put(manifest.name.manifest_key, encode_manifest(manifest))
+        release = draw.choice(["2.11.0", "2.12.0"])
+        with_torch(store, manifest.name, release)
+        if draw.random() < 0.4:
+            whole = store.get(manifest.name.manifest_key)
+            store.put(manifest.name.manifest_key, whole[: draw.randrange(len(whole))])
+        else:
+            readable.append((step, release))
+    changes = [step for (step, before), (_, after) in pairwise(readable) if before != after]
+    notes = [note for note in compare_with_certificate(run, None).notes if "torch" in note]
+    assert [int(note.split("step ")[1].split(":")[0]) for note in notes] == changes
+
+
+def test_damage_of_one_pack_hides_no_other_log(run: str) -> None:
+    store, draw = LocalStore(Path(run)), random.Random(3)
+    while pack_once(store, 1, ended=True, most_segments=3):
+        pass
+    sound(run)
+    certificate = read_certificate(run)
+    assert certificate is not None
+    packs = [entry.key for entry in store.list() if entry.key.endswith(".parquet")]
+    assert packs
+    for key in packs:
+        before = store.get(key)
+        store.put(key, before[: draw.randrange(len(before))])
+        other = draw.choice([entry.key for entry in store.list("metrics/a000002/") if entry.key.endswith(".jsonl")])
+        kept = store.get(other)
+        store.put(other, kept + b"\n")
+        places = [place for place, _ in compare_with_certificate(run, certificate).problems]
+        logs = {f"{name.rpartition('/')[0]}/" for name in (key, other)}
+        assert sorted(places) == sorted(f"{run}/{name}" for name in logs | ({key} & set(certificate.newest_digests)))
+        store.put(other, kept)
+        store.put(key, before)
 
 
 @pytest.mark.long

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 
 from data_service.store.open import open_store
+from encoder_core.errors import ModelError
 from launcher.after.evaluate import grid
 from launcher.after.evaluate.cells import CellFigures, MeasureSpec, PlannedCell, find_results, plan_cells
 from launcher.after.evaluate.grid import CellFailure, CellResources, compute_cells
@@ -101,6 +103,56 @@ def test_deaths_are_repeated_and_failures_are_named(pretrained: LocalModel, tmp_
     assert "ValueError" in failures["broken"].problem
     assert "Traceback" in failures["broken"].trace
     assert Path(diary).read_text().count("dies-always") == 3
+
+
+class UnreadableThere:
+    """A computation that raises `error` wherever another process than `pid` reads it, after a line in `diary`."""
+
+    def __init__(self, error: BaseException, diary: str) -> None:
+        self.error, self.diary, self.pid = error, diary, os.getpid()
+
+    def __call__(self, pretrained: LocalModel, seed: int) -> CellFigures:
+        raise AssertionError("it cannot be read")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if os.getpid() != self.pid:
+            with open(self.diary, "a") as file:
+                file.write("read\n")
+            raise self.error
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("error", "tries", "transient", "remedy"),
+    [
+        (TaskError("no such file", remedy="give one"), 1, False, "give one"),
+        (ModelError("no such model", remedy="give another"), 1, False, "give another"),
+        (ModuleNotFoundError("No module named 'x'"), 1, False, ""),
+        (KeyboardInterrupt(), 1, True, ""),  # which is how Ray cancels a task
+        (MemoryError(), 3, False, "--cpus-per-cell"),
+        (SystemExit(1), 3, False, "--cpus-per-cell"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_only_deaths_are_repeated(
+    pretrained: LocalModel, tmp_path: Path, error: BaseException, tries: int, transient: bool, remedy: str
+) -> None:
+    diary = tmp_path / "diary"
+    measure = MeasureSpec("counting", "a", load_task("sst2"), "a", {}, UnreadableThere(error, str(diary)))
+    works = plan_cells([pretrained], [measure], [0])
+    ((_, failure),) = compute_cells(works, {pretrained.digest: pretrained}, CellResources())
+    assert isinstance(failure, CellFailure)
+    assert diary.read_text().count("read") == tries
+    assert ("died" in failure.problem) == (tries > 1)
+    assert failure.is_transient == transient
+    assert remedy in failure.remedy
+    if isinstance(error, TaskError | ModelError):
+        assert failure.problem == f"{works[0].cell.name}: {error.problem}"
+        assert failure.trace == ""
+    if isinstance(error, ImportError):
+        assert f"ModuleNotFoundError: {error}" in failure.problem
+        assert "__setstate__" in failure.trace
 
 
 def test_models_reach_other_machines_as_their_files(pretrained: LocalModel, tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ RIGHT = {
     "corpus append": "{corpus} {text} --out {new} --workers 1 --text-field body --txt-documents blank_line --encoding "
     "utf-8 --delimiter ; --on-bad-bytes error --on-bad-records skip",
     "corpus build": "{text} --out {new} --tokenizer {tokenizer} --heldout 0.1 --workers 1 --negatives 1 --texts pairs "
-    "--heldout-like {corpus} "
     "--txt-documents file --segmenter jieba --sentences any --encoding utf-8 --delimiter ; --on-bad-bytes error "
     "--on-bad-records skip --block-tokens 4096 --max-document-bytes 4096",
     "corpus find": "{corpus} --id a",
@@ -74,7 +73,7 @@ RIGHT = {
     "--set zero=1",
     "evaluate": "{model} sst2 --results {new} --task sst2 --seeds 1 --set lr=1e-3 --step 3 --cpus-per-cell 1 "
     "--gpus-per-cell 0",
-    "fill": "{model} <mask> --step 3 --steps 2 --temperature 0.5 --seed 1 --count 2",
+    "fill": "{model} <mask> --step 3 --steps 2 --temperature 0.5 --seed 1",
     "finetune": "{model} sst2 --out {new} --data {data} --set lr=1e-3 --seed 3 --step 3",
     "init": "quickstart {new} --corpus {corpus} --set seed=3 --tokenizer {tokenizer}",
     "launch aws-batch": "{run} --image i --instance-type p4d.24xlarge --vpc vpc-1 --subnet s-1 --efa 1 --disk 10GiB "

@@ -32,6 +32,7 @@ RUN = Outline(
     name="a <b>run</b>",
     total_steps=100,
     flush_seconds=30.0,
+    evaluation_samples=64,
     record=OutlineRecord.model_validate(RECORD | {"inputs": {"corpora": {"text": "c"}, "tokenizer": "t"}}),
     recipe="name: <script>",
     corpora={},

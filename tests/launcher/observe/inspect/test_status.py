@@ -1,6 +1,7 @@
 """What is said of a run, from what its starts have left in the store."""
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -234,6 +235,24 @@ def test_the_brief_status_reads_the_newest_segments_only(run: str) -> None:
     assert (whole.step_seconds, brief.step_seconds) == (1.0, 2.0), "the newest 16 segments hold 8 steps"
     assert brief.tokens == whole.tokens == 14_000
     assert brief.interruptions is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_are_exact_or_unknown_whatever_a_brief_status_reads(run: str, seed: int) -> None:
+    store, draw = open_run(run).store, random.Random(seed)
+    attempt, journal = begin(store, NOW)
+    steps, first_in_segment = 0, list[int]()
+    for _ in range(draw.randint(10, 40)):
+        first_in_segment.append(steps)
+        train(journal, steps, steps := steps + draw.randint(1, 3))
+    saved = draw.choice([0, draw.randint(1, steps)])
+    if saved:
+        save(attempt, saved, NOW)
+    brief = read_status(open_outline(run), NOW, brief=True)
+    assert brief.step == steps
+    assert brief.tokens == (1000 * steps if (first_in_segment[-16:])[0] <= saved else None)
+    assert read_status(open_outline(run), NOW).tokens == 1000 * steps
+    assert ("tokens," in "\n".join(status_lines(brief, NOW))) == (brief.tokens is not None)
 
 
 def interruptions(found: RunStatus | UnreadableRun) -> tuple[Interruption, ...] | None:
