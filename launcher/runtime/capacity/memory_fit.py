@@ -74,8 +74,6 @@ CPU_MICROBATCH_TOKENS = 8192
 256, rows of 128: 3.9k tokens/s with 1 row, 5.5k with 16, 6.0k with 64, 5.4k with 128; with 2 layers of 768, rows of
 512: 0.8k with 1 row, 1.0k from 4 on."""
 
-_SEARCH_ITERATIONS = 2  # how often `_phase_rows_that_fit` counts memory, each time up to a nearer limit
-
 
 @dataclass(frozen=True)
 class RankMemory:
@@ -124,11 +122,16 @@ def rows_that_fit(rank_memory: RankMemory, available_bytes: int) -> list[int]:
 
 def _phase_rows_that_fit(rank_memory: RankMemory, phase: RecipePhase, free_bytes: int) -> int:
     most, texts = _max_useful_rows(rank_memory, phase), rank_memory.recipe.input.texts_per_row
-    for _ in range(_SEARCH_ITERATIONS):  # the second count has a nearer limit, so it interpolates less
-        added = rank_memory.memory_of_microbatches(phase, most)
-        sizes = range(2, most + 1)  # one row is used even if it does not fit
-        found = 1 + bisect_right(sizes, free_bytes, key=lambda rows: memory.total_bytes(added.parts(rows * texts)))
-        most = min(most, 2 * found)
+
+    def rows_up_to(limit: int) -> int:
+        """Return the most rows, up to `limit`, that fit if memory between the counted sizes is interpolated."""
+        added = rank_memory.memory_of_microbatches(phase, limit)
+        sizes = range(2, limit + 1)  # one row is used even if it does not fit
+        return 1 + bisect_right(sizes, free_bytes, key=lambda rows: memory.total_bytes(added.parts(rows * texts)))
+
+    found = rows_up_to(min(most, 2 * rows_up_to(most)))  # the second count has a nearer limit, so it interpolates less
+    while (counted := rows_up_to(found)) < found:  # until the memory of these very rows has been counted
+        found = counted
     return found
 
 
