@@ -42,7 +42,7 @@ def run_pass_on_ray(
 
     Raises:
         CorruptBlock, StoreError: a block cannot be read.
-        BuildFailed: processes that counted the same blocks died `MAX_DEATHS` times.
+        BuildFailed: `MAX_DEATHS` processes in a row that counted the same blocks died.
     """
     spec_json = corpora.spec.model_dump_json()
 
@@ -58,7 +58,7 @@ def run_pass_on_ray(
         try:
             found[part.start] = ray.get(done)
         except ray.exceptions.RayError as error:
-            deaths[part.start] += is_worker_death(error)
+            deaths[part.start] = deaths[part.start] + 1 if is_worker_death(error) else 0
             if deaths[part.start] == MAX_DEATHS:
                 raise _counting_error(corpora, source, part, error) from error
             if not (is_worker_death(error) or is_lost_result(error)):
