@@ -19,7 +19,9 @@ SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"  # references to all slabs 
 
 MAX_DEATHS = 8  # consecutive deaths of a task's process after which the task is given up
 MAX_FULL_STORE_BUILDS = 8  # consecutive builds that may find the object store full: about two minutes
-RAY_LOG_HINT = "Ray's file logs/raylet.out on that node says why they died"
+RAY_LOG_HINT = (
+    "Ray's file logs/gcs_server.out on the head node says on which machines they died, and logs/raylet.out there why"
+)
 _TASK_CPUS = 0.25  # CPU cores that a task reserves in Ray's scheduler
 _BLOCKS_PER_TASK = 64  # blocks in one counting task: a few seconds of work
 

@@ -20,6 +20,7 @@ from data_service.errors import BuildFailed
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import Feed, FeedConfig, SlabRequest, start_feed
+from data_service.service.ray_internals import logs_folder
 from data_service.service.tasks import MAX_DEATHS, run_pass_on_ray
 from data_service.stream.counts import PassResult
 from data_service.stream.sources import Corpora
@@ -82,6 +83,9 @@ def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSp
         client.read(1, 0, 10)
     assert re.search(r"\bwindow 0 of epoch 1\b.*\btrain\b.*\b8 processes\b", raised.value.problem)
     assert "lower data_service.workers" in raised.value.remedy
+    machines, _ = (logs_folder() / name for name in re.findall(r"\blogs/(\w+\.out)\b", raised.value.remedy))
+    node = ray.get_runtime_context().get_node_id()
+    assert f"node id = {node}, address = " in machines.read_text()
     assert 8 <= len(killed) <= 9
     assert client.read(1, 0, 10).rows == 10, "what was cured is no longer a failure"
     client.close()
