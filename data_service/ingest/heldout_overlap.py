@@ -21,13 +21,14 @@ from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import RemovedDocuments, load_removals, replace_removed_text
 from data_service.store.base import parallel_map
-from data_service.types import Block, Tokens
+from data_service.types import Block
 
 RUN_TOKENS, RUNS_PER_DOCUMENT = 32, 8  # length of a run; runs that are tested of a held-out document
 _FILTER_BITS = 22  # hash bits that index the filter, which rejects nearly all runs that are not held out
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, which is odd: a factor that mixes bits well
 _MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplying by it is invertible
 _MIX_SHIFT_BITS = np.uint64(32)  # shift by which the hash mixes high bits into low ones
+_REMOVED_TOKEN = np.uint64(1 << 32)  # hashed in place of a removed document's tokens: larger than any token id
 Hashes = NDArray[np.uint64]
 
 
@@ -111,7 +112,7 @@ class HeldoutIndex:
 
     def add_block(self, block: Block) -> None:
         """Add the documents of a block that were not removed."""
-        sums = _prefix_sums(block.tokens)
+        sums = _prefix_sums(block)
         for start, stop in pairwise(block.sentences[block.documents].tolist()):
             number, self._seen = self._seen, self._seen + 1
             if block.removed is not None and block.removed[start]:
@@ -134,7 +135,7 @@ class HeldoutIndex:
     def match_block(self, block: Block) -> None:
         """Mark the token runs of held-out documents that occur in a block of training text. A training document shorter
         than a run is compared as a whole."""
-        sums = _prefix_sums(block.tokens)
+        sums = _prefix_sums(block)
         edges = block.sentences[block.documents]
         short = np.flatnonzero(np.diff(edges) < RUN_TOKENS)
         self._mark_found_hashes(_run_hashes(sums, edges[short], edges[short + 1]))
@@ -163,10 +164,13 @@ class HeldoutIndex:
         )
 
 
-def _prefix_sums(tokens: Tokens) -> Hashes:
+def _prefix_sums(block: Block) -> Hashes:
     """Return [T + 1] prefix sums: element t is the sum over tokens i < t of (token i, mixed) * _GOLDEN_RATIO**i."""
+    tokens = block.tokens.astype(np.uint64)
+    if block.removed is not None:
+        tokens[block.removed] = _REMOVED_TOKEN
     factors, _ = _factor_powers(1 << max(1, len(tokens)).bit_length())
-    mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MIX_FACTOR
+    mixed = (tokens + np.uint64(1)) * _MIX_FACTOR
     mixed ^= mixed >> _MIX_SHIFT_BITS
     mixed *= factors[: len(tokens)]
     return np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(mixed)))

@@ -205,8 +205,8 @@ class Feed:
         """Forget a build of a window that was lost or has failed. The next request for the window starts another build.
         Return the number of consecutive failed builds, this one included; 0 if none is counted.
 
-        `most`: 0 if the build was lost; if it failed, the number of consecutive failures after which readers give up.
-        Counting then restarts.
+        `most`: 0 if the build was lost, so that failures before it no longer count; if it failed, the number of
+        consecutive failures after which readers give up. Counting then restarts.
         """
         key = _window_key(spec_json, window)
         failures = self._failures.get(key)
@@ -215,6 +215,8 @@ class Feed:
             if most:
                 before = failures.count % most if failures is not None and failures.most == most else 0
                 failures = self._failures[key] = _BuildFailures(build, before + 1, most)
+            else:
+                self._failures.pop(key, None)
         return failures.count if failures is not None and failures.last == build else 0
 
     def _stream(self, spec_json: str) -> _Stream:

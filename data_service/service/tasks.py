@@ -19,7 +19,9 @@ SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"  # references to all slabs 
 
 MAX_DEATHS = 8  # consecutive deaths of a task's process after which the task is given up
 MAX_FULL_STORE_BUILDS = 8  # consecutive builds that may find the object store full: about two minutes
-RAY_LOG_HINT = "Ray's file logs/raylet.out on that node says why they died"
+RAY_LOG_HINT = (
+    "Ray's file logs/gcs_server.out on the head node says on which machines they died, and logs/raylet.out there why"
+)
 _TASK_CPUS = 0.25  # CPU cores that a task reserves in Ray's scheduler
 _BLOCKS_PER_TASK = 64  # blocks in one counting task: a few seconds of work
 
@@ -42,7 +44,7 @@ def run_pass_on_ray(
 
     Raises:
         CorruptBlock, StoreError: a block cannot be read.
-        BuildFailed: processes that counted the same blocks died `MAX_DEATHS` times.
+        BuildFailed: `MAX_DEATHS` processes in a row that counted the same blocks died.
     """
     spec_json = corpora.spec.model_dump_json()
 
@@ -58,7 +60,7 @@ def run_pass_on_ray(
         try:
             found[part.start] = ray.get(done)
         except ray.exceptions.RayError as error:
-            deaths[part.start] += is_worker_death(error)
+            deaths[part.start] = deaths[part.start] + 1 if is_worker_death(error) else 0
             if deaths[part.start] == MAX_DEATHS:
                 raise _counting_error(corpora, source, part, error) from error
             if not (is_worker_death(error) or is_lost_result(error)):

@@ -292,10 +292,9 @@ class ControlLoop:
             return
         going = draining_node_ids()
         there = nodes_except(going)
-        ours = going & {beat.place.node for beat in self.group.beats.values()}
-        if ours:
-            names = ", ".join(sorted(node[:8] for node in ours))
-            self._pause_group(f"nodes of these ranks are being drained: {names}", "on other nodes", there)
+        places = {beat.place for beat in self.group.beats.values()}
+        if ours := sorted({f"{place.node[:8]} ({place.host})" for place in places if place.node in going}):
+            self._pause_group(f"nodes of these ranks are being drained: {', '.join(ours)}", "on other nodes", there)
         elif self._world.should_grow(there):
             self._pause_group("there is room for more ranks", "with them", there)
 
@@ -375,7 +374,8 @@ class ControlLoop:
             case StopDecision():
                 self.end.fatal = self.end.fatal or FatalError(decision.reason, decision.remedy)
             case RestartDecision():
-                self._world.exclude_nodes(nodes, decision.without)
+                for line in self._world.exclude_failing_nodes(nodes, decision.without):
+                    self._display.note(line)
                 self._announce_low_memory_mode(decision.frugal)
             case _:
                 assert_never(decision)

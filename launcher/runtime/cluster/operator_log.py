@@ -154,7 +154,8 @@ class OperatorLog:
     def record_death(self, failure: Failure, failed_ranks: Sequence[int], group: GroupRecord) -> None:
         """Record that `group` has died because the ranks `failed_ranks` failed."""
         about = {"of": group.attempt, "step": failure.step, "ranks": sorted(failed_ranks)}
-        self.event("death", **about, node=failure.node, reason=failure.error)
+        host = next((beat.place.host for beat in group.beats.values() if beat.place.node == failure.node), None)
+        self.event("death", **about, node=failure.node, host=host, reason=failure.error)
         cause = group.rank_that_raised(failed_ranks)
         if cause is not None:
             self._write_text(group.attempt, f"error-{cause:05d}", group.errors[cause].trace)

@@ -20,6 +20,7 @@ from launcher.runtime.policies.elastic import (
     should_grow,
     world_change_cause,
 )
+from launcher.runtime.policies.failures import NODE_FAILURE_LIMIT
 from launcher.runtime.recipe.schema import Recipe
 
 # CPUs that Ray reserves for a rank: few, so that data tasks still fit on a small machine.
@@ -166,6 +167,18 @@ class WorldSizeTracker:
         now."""
         self.without = nodes_to_exclude(nodes, self._sizing, self.without, bad_nodes)
         return bad_nodes <= self.without
+
+    def exclude_failing_nodes(self, nodes: Nodes, bad_nodes: frozenset[str]) -> list[str]:
+        """Exclude nodes as `exclude_nodes`. Return a line for the operator about each living node that was not excluded
+        before."""
+        before = self.without
+        self.exclude_nodes(nodes, bad_nodes)
+        added = [node for node in nodes if node["Alive"] and node["NodeID"] in self.without - before]
+        return [
+            f"node {node['NodeID'][:8]} ({node['NodeManagerHostname']}) is excluded: "
+            f"{NODE_FAILURE_LIMIT} or more recent failures began on it"
+            for node in added
+        ]
 
     def ranks_to_start(self, nodes: Nodes) -> int | None:
         """Return how many ranks may start now; None if the start must wait: call again."""

@@ -159,9 +159,10 @@ def add_sum_findings(
     reports: Sequence[NodeReport], rank_sums: Sequence[RankSums], nodes: Sequence[str]
 ) -> list[NodeReport]:
     """Return the reports with findings on the trial sums added. `rank_sums`, `nodes`: results and node of each rank."""
-    sum_verdict = findings.judge_sums(rank_sums, nodes)
+    names = {report.node: f"node {report.node[:8]}, {report.host}" for report in reports}
+    sum_verdict = findings.judge_sums(rank_sums, [names[node] for node in nodes])
     took = max(one.seconds for one in rank_sums)
-    return [replace(r, seconds=r.seconds + took, findings=(*r.findings, *sum_verdict[r.node])) for r in reports]
+    return [replace(r, seconds=r.seconds + took, findings=(*r.findings, *sum_verdict[names[r.node]])) for r in reports]
 
 
 _reports: list[tuple[PreflightSubject, NodeReport]] = []  # at most one entry: this process's newest report

@@ -209,7 +209,8 @@ class RankSums:
 
 
 def judge_sums(rank_sums: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Finding]]:
-    """Judge the trial sums. Return the findings of each node. `rank_sums`, `nodes`: results and node of each rank."""
+    """Judge the trial sums. Return the findings of each node. `rank_sums`, `nodes`: results and node of each rank. A
+    node is named in findings as it is in `nodes`."""
     wrong = list(_wrong_sum_findings(rank_sums, nodes))
     findings: dict[str, list[Finding]] = {node: [f for at, f in wrong if at == node] for node in nodes}
     for node in findings:
@@ -256,7 +257,7 @@ def _sum_failure(text: str, remedy: str) -> Finding:
 def _link_text(before: int, rank: int, nodes: Sequence[str]) -> str:
     if nodes[before] == nodes[rank]:
         return f"rank {before} to rank {rank}"
-    return f"rank {before} (node {nodes[before][:8]}) to rank {rank} (node {nodes[rank][:8]})"
+    return f"rank {before} ({nodes[before]}) to rank {rank} ({nodes[rank]})"
 
 
 def _link_speed_finding(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding:

@@ -133,6 +133,9 @@ def test_any_order_of_operations_does_what_it_does_to_a_dictionary(any_store: St
                 start = draws.randint(0, len(held[key]))
                 length = draws.randint(0, len(held[key]) - start)
                 assert any_store.get_range(key, start, length) == held[key][start : start + length]
+            case "read":
+                with pytest.raises(KeyMissing):
+                    any_store.get_range(key, draws.randrange(9), draws.randrange(2))
             case _:
                 prefix = key[: draws.randint(0, len(key))]
                 found = [Entry(one, len(held[one])) for one in sorted(held) if one.startswith(prefix)]

@@ -136,6 +136,9 @@ def test_it_reads_as_a_folder_does(hub: Hub) -> None:
         assert store.entry("none") is None
         with pytest.raises(KeyMissing):
             store.get("none")
+        for length in (0, 1):
+            with pytest.raises(KeyMissing):
+                store.get_range("none", draw.randrange(9), length)
     assert list(opened("hf://datasets/org/set/nowhere").list()) == []
 
 

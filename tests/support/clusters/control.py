@@ -45,7 +45,10 @@ class Cluster:
         self.draining: dict[str, int] = {}
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": name, "Alive": True, "Resources": {"CPU": cores}} for name, cores in self.cores.items()]
+        return [
+            {"NodeID": name, "NodeManagerHostname": f"host-{name}", "Alive": True, "Resources": {"CPU": cores}}
+            for name, cores in self.cores.items()
+        ]
 
 
 class Display:

@@ -49,6 +49,7 @@ def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) 
     cluster.draining = {"b": 1_800_000_000_000}
     loop.loop.pause_if_nodes_changed()
     assert loop.orders() == HAND_OVER
+    assert re.search(r": b \(host-b\):", loop.display.notes[-1])
     loop.finish(9, saved=False)
     assert loop.next_group() == GroupStart(3, frozenset()), "with c in place of b"
     assert loop.events() == [("pause", None, None)]
@@ -94,6 +95,8 @@ def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> No
         loop.worked()
         loop.end(0, 1, rank0=raised("RuntimeError: connection closed by peer"))
     assert loop.next_group() == GroupStart(2, frozenset("b"))
+    (told,) = (note for note in loop.display.notes if "excluded" in note)
+    assert re.match(r"node b \(host-b\) ", told)
 
 
 def test_what_one_rank_alone_knows_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
@@ -274,5 +277,5 @@ def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
     loop.end(2, rank0=raised("RuntimeError: connection closed by peer", "silent"))
     assert loop.close()
     (death,) = (e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "death")
-    told = {name: death[name] for name in ("of", "step", "ranks", "node", "reason")}
-    assert told == {"of": 1, "step": 7, "ranks": [2], "node": "b", "reason": None}
+    told = {name: death[name] for name in ("of", "step", "ranks", "node", "host", "reason")}
+    assert told == {"of": 1, "step": 7, "ranks": [2], "node": "b", "host": "host-b", "reason": None}

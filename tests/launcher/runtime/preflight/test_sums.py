@@ -1,11 +1,13 @@
 """The first sums of a group: a rank or a link that is wrong or slow is named, whichever it is; nobody else is."""
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.runtime.preflight.collective import NodeReport, add_sum_findings
 from launcher.runtime.preflight.findings import RankSums, WrongNumbers, judge_sums
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.measures import faulty_sums
@@ -34,13 +36,13 @@ def ensure_named(example: dict[str, Any], world: int) -> None:
             assert f"1 wrong; number {place} " in failures[nodes[rank]]
         case "sends":
             assert set(failures) == {nodes[rank], nodes[next_rank]}, example
-            assert all(f"rank {rank} (node" in text for text in failures.values())
+            assert all(f"rank {rank} ({nodes[rank]})" in text for text in failures.values())
             assert all(f"number {place} is" in text for text in failures.values())
         case "gives":
             assert set(failures) == set(nodes), "the sum is wrong alike for all, and nobody can tell who it was"
         case "delays":
             assert not failures
-            assert f"from rank {rank} (node" in bad[nodes[next_rank], "warning", "network"]
+            assert f"from rank {rank} ({nodes[rank]})" in bad[nodes[next_rank], "warning", "network"]
         case _:
             assert not failures
 
@@ -51,7 +53,7 @@ SPEEDS = st.floats(0.5e9, 1e9)
 @given(world=st.integers(2, 12), node=st.integers(1, 4), data=st.data())
 def test_a_slow_link_between_nodes_is_named_and_no_other(world: int, node: int, data: st.DataObject) -> None:
     """One in twenty of its neighbours' speed, and of what the hardware has: the pair is named."""
-    nodes = [f"node-{rank // node}" for rank in range(world)]
+    nodes = [f"{rank // node:04d}" * 14 for rank in range(world)]
     crossing = [rank for rank in range(world) if nodes[rank - 1] != nodes[rank]]
     slow = data.draw(st.sampled_from(crossing)) if crossing else None
     speeds = [data.draw(SPEEDS) for _ in range(world)]
@@ -59,13 +61,15 @@ def test_a_slow_link_between_nodes_is_named_and_no_other(world: int, node: int, 
         RankSums(None, None, None, None, speed / (20 if rank == slow else 1), 1e9, 1e9, 1e9)
         for rank, speed in enumerate(speeds)
     ]
-    told = judge_sums(found, nodes)
-    bad = [(at, f) for at, findings in told.items() for f in findings if f.verdict != "ok"]
+    reports = [NodeReport(name, f"host-{name[:4]}", 0.1, (), {}) for name in dict.fromkeys(nodes)]
+    told = add_sum_findings(reports, found, nodes)
+    bad = [(report.node, f) for report in told for f in report.findings if f.verdict != "ok"]
     assert [(at, f.what) for at, f in bad] == ([] if slow is None else [(nodes[slow], "network")])
     for _, finding in bad:
         assert slow is not None
-        assert f"rank {(slow - 1) % world} " in finding.found
-        assert f"to rank {slow} " in finding.found
+        ends = [(rank, nodes[rank][:8], f"host-{nodes[rank][:4]}") for rank in ((slow - 1) % world, slow)]
+        named = re.findall(r"rank (\d+) \(node (\w+), ([\w-]+)\)", finding.found)
+        assert named == [(str(rank), name, host) for rank, name, host in ends]
         assert finding.remedy
 
 
