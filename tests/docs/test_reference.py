@@ -130,7 +130,7 @@ def event_kinds() -> dict[str, str]:
 
 def _kinds(node: ast.AST) -> Iterator[str]:
     match node:
-        case ast.Call(func=ast.Attribute(attr="event" | "rank_event") | ast.Name(id="record_operator_event"), args=args):
+        case ast.Call(ast.Attribute(attr="event" | "rank_event") | ast.Name(id="record_operator_event"), args):
             for argument in args[:2]:
                 yield from _constants(argument)
         case ast.Dict(keys=keys, values=values):
