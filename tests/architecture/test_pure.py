@@ -69,7 +69,6 @@ def test_a_pure_test_fails_where_it_is_not(strike: str) -> None:
         STRIKES[strike]()
 
 
-@pytest.mark.long
 def test_with_the_option_only_pure_tests_are_collected_and_nothing_foreign_is_imported() -> None:
     """The session itself says whether anything was."""
     folders = [

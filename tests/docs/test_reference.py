@@ -148,7 +148,6 @@ def _constants(node: ast.expr) -> Iterator[str]:
             yield from _constants(orelse)
 
 
-@pytest.mark.long
 def test_every_kind_of_event_is_in_the_runbook_and_none_is_invented() -> None:
     written = event_kinds()
     assert len(written) > 25
@@ -160,7 +159,6 @@ def test_every_kind_of_event_is_in_the_runbook_and_none_is_invented() -> None:
     assert written.keys() >= ROUTINE_EVENT_KINDS
 
 
-@pytest.mark.long
 def test_every_kind_of_event_has_its_fields_in_the_records() -> None:
     kinds = {kind for row in table_rows("records.md", "## Events") for kind in re.findall(r"`(\w+)`", row[0])}
     assert kinds == event_kinds().keys()
