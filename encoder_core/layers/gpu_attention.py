@@ -13,6 +13,7 @@ Shapes: T tokens, M queries, N heads, D head width, E distances.
 
 from contextlib import nullcontext
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,12 +110,14 @@ class FlashRelease(NamedTuple):
     Attributes:
         name: its name in `torch.nn.attention.activate_flash_attention_impl`.
         package: its package, or the path of its subpackage.
+        distribution: what pip calls it.
         generations: major compute capabilities of the GPUs that it supports.
         max_width: largest head width on all of them.
     """
 
     name: str
     package: str
+    distribution: str
     generations: tuple[int, ...]
     max_width: int
 
@@ -127,10 +130,16 @@ class FlashRelease(NamedTuple):
 
 
 _RELEASES: dict[Kernel, FlashRelease] = {
-    "flash3": FlashRelease("FA3", "flash_attn_interface", (9,), 256),
-    "flash4": FlashRelease("FA4", "flash_attn/cute", (9, 10), 128),
+    "flash3": FlashRelease("FA3", "flash_attn_interface", "flash_attn_3", (9,), 256),
+    "flash4": FlashRelease("FA4", "flash_attn/cute", "flash-attn-4", (9, 10), 128),
 }
 _installed = {kernel: release for kernel, release in _RELEASES.items() if release.is_installed()}
+
+
+def newer_flash_versions() -> dict[str, str]:
+    """Return the version of each installed release of flash attention, by kernel; "" if pip does not know it."""
+    known = {kernel: list(metadata.distributions(name=one.distribution)) for kernel, one in _installed.items()}
+    return {kernel: found[0].version if found else "" for kernel, found in known.items()}
 
 
 def flash_supports(device: str, dtype: torch.dtype, width: int) -> bool:

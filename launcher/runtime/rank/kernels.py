@@ -36,6 +36,7 @@ from data_service.formats import StrictRecord
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.layers.gpu_attention import newer_flash_versions
 from encoder_core.layers.kernel_choice import set_preference
 from encoder_core.layers.pieces import Pieces
 from encoder_core.trials.compile_trial import TriedCompilation, try_compilation, try_in_process
@@ -87,7 +88,7 @@ def _verdict_file_name(gpu: str, subject: TrialSubject) -> str:
     marks = [name for name in ("causal", "stable") if getattr(subject, name)]
     what = {
         "gpu": gpu,
-        "installed": installed_versions(),
+        "installed": installed_versions() | newer_flash_versions(),
         "networks": [network.model_dump(mode="json") for network in subject.networks],
         "rows": [str(subject.dtype), subject.rows, subject.length, *marks],
     }

@@ -9,7 +9,7 @@ import torch
 from torch.nn import attention as torch_attention
 
 from encoder_core.layers import attention, gpu_attention
-from encoder_core.layers.gpu_attention import FlashRelease, newer_flash_kernels, switch_flash
+from encoder_core.layers.gpu_attention import FlashRelease, newer_flash_kernels, newer_flash_versions, switch_flash
 from encoder_core.layers.kernel_choice import Kernel, Preference, set_preference
 from encoder_core.layers.rows import Rows
 
@@ -78,7 +78,7 @@ def test_a_release_inside_an_older_ones_package_is_found_without_importing_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    release = FlashRelease("FA4", "older_flash_release/cute", (9,), 128)
+    release = FlashRelease("FA4", "older_flash_release/cute", "older-flash", (9,), 128)
     assert not release.is_installed()
     (tmp_path / "older_flash_release").mkdir()
     (tmp_path / "older_flash_release/__init__.py").write_text("raise ImportError('undefined symbol')")
@@ -124,3 +124,14 @@ def test_a_package_that_does_not_work_raises_where_a_trial_sees_it(
     with pytest.raises(ImportError, match="libcudart"):
         switch_flash(kernel)
     assert torch_attention.current_flash_attention_impl() is None
+
+
+def test_versions_are_those_that_pip_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gpu_attention, "_installed", gpu_attention._RELEASES)
+    record = tmp_path / "flash_attn_4-4.0.0b36.dist-info/METADATA"
+    record.parent.mkdir()
+    record.write_text("Metadata-Version: 2.1\nName: flash-attn-4\nVersion: 4.0.0b36\n")
+    assert newer_flash_versions() == {"flash3": "", "flash4": "4.0.0b36"}
+    monkeypatch.setattr(gpu_attention, "_installed", {})
+    assert newer_flash_versions() == {}
