@@ -1,9 +1,9 @@
 """Registers of warp-group products (wgmma, Hopper) that are written before the products have read them.
 
-Such a product is asynchronous, and its first operand may be in registers. ptxas of CUDA 12.8 and 12.9, which Triton 3.6
-to 3.9 brings for Hopper, sometimes reuses these registers too early, so that the product is wrong
-(triton-lang/triton#11781; mended in CUDA 13.3). Machine code shows it: on every way from a product to the wait for it,
-no instruction may write the operand's registers.
+Such a product is asynchronous, and its first operand may be in registers. ptxas of CUDA 12.8 and 12.9, which Triton up
+to 3.8 takes for Hopper, sometimes reuses these registers too early, so that the product is wrong
+(triton-lang/triton#11781; mended in CUDA 13.3, and Triton 3.9 takes 13.4). Machine code shows it: on every way from a
+product to the wait for it, no instruction may write the operand's registers.
 """
 
 import re
