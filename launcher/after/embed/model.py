@@ -54,8 +54,9 @@ def load_model(pretrained: LocalModel, encoding: EncodingSettings) -> "SentenceT
     of the folder.
 
     Raises:
-        ModelError: if the folder has no tokenizer, no safetensors, modules of an unknown kind, files that transformers
-            cannot read, or a model without a class in transformers; or if the length exceeds that of the model.
+        ModelError: if the folder has no tokenizer or one without a padding token, no safetensors, modules of an unknown
+            kind, files that transformers cannot read, or a model without a class in transformers; or if the length
+            exceeds that of the model.
         MissingPackage: if sentence-transformers is not installed.
     """
     folder = pretrained.folder
@@ -82,6 +83,11 @@ def load_model(pretrained: LocalModel, encoding: EncodingSettings) -> "SentenceT
             f"{pretrained.name} cannot be loaded: {describe_error(error)}",
             remedy="give a complete folder, as `save_pretrained` writes it",
         ) from error
+    if model.tokenizer.pad_token is None:  # texts of one batch have different lengths
+        raise ModelError(
+            f"the tokenizer in {folder} has no pad_token",
+            remedy="put the model's own tokenizer files beside its weights",
+        )
     _set_max_length(model, pretrained, encoding.max_length)
     return model
 

@@ -77,6 +77,17 @@ def test_a_panic_of_the_tokenizers_library_is_an_error(models: Models, tmp_path:
         use(folder)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("use", [predict, embed])
+def test_a_tokenizer_without_a_padding_token(models: Models, tmp_path: Path, use: object) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(models("bert").folder, folder)
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (path := folder / name).is_file():
+            path.write_text(json.dumps(json.loads(path.read_bytes()) | {"pad_token": None}))
+    with pytest.raises((DataError, ModelError), match=str(folder)):
+        use(folder)  # type: ignore[operator]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("use", [predict, embed])
 @settings(ANY, max_examples=400)
