@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from data_service.stream.stream import rows_per_slab
+
 ROOT = Path(__file__).parents[4]
 _PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
 _BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "infra", *_PACKAGES)
@@ -72,12 +74,27 @@ def run(*command: str | Path, cwd: Path, check: bool = True, **variables: str) -
 
 
 TASKS = """
+import os
 from data_service.ingest.ray_pool import ray_pool
+from data_service.store.open import open_store
 from data_service.stream.stream import rows_per_slab
+
+class Task:
+    receipt_key, folder = "receipt", os.path.abspath("tasks")
+    layout = property(lambda self: self)
+    def open_output(self):
+        return open_store(self.folder)
+
+class Receipt:
+    def __init__(self):
+        self.rows = rows_per_slab(512)
+    def model_dump_json(self):
+        return str(self.rows)
+
 with ray_pool(2, 0) as pool:
-    print(*(rows for _, rows in pool.run(rows_per_slab, [1 << 18, 1 << 18])))
+    print(*(receipt.rows for _, receipt in pool.run(lambda task, store: Receipt(), [Task(), Task()])))
 """
-"""Two tasks of Ray that import our code."""
+"""Two tasks of Ray that import our code: a build of so little text has one, which does without Ray."""
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +194,7 @@ def test_a_run_is_trained_through_ray_beside_such_folders(installed: Path, hosti
     run(program, "tokenizer", "train", *text, "--vocab-size", "320", "--out", "bpe", cwd=hostile)
     build = ("corpus", "build", *text, "--tokenizer", "bpe", "--out", "corpus", "--heldout", "0.1")
     run(program, *build, "--workers", "2", cwd=hostile)
-    assert run(installed / "python", "-P", "-c", TASKS, cwd=hostile).stdout.split() == ["8", "8"]
+    assert run(installed / "python", "-P", "-c", TASKS, cwd=hostile).stdout.split() == [str(rows_per_slab(512))] * 2
     sets = (
         "corpus.sources.text.uri=corpus",
         "corpus.heldout.fraction=0.1",
