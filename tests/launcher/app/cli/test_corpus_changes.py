@@ -105,14 +105,14 @@ def test_corpora_are_merged(corpus: Path, tmp_path: Path) -> None:
     )
     command = ("corpus", "merge", corpus, tmp_path / "other", "--out", tmp_path / "merged", "--json")
     said = json.loads(maskfleet(*command))
-    assert said == {"documents": 119, "copies": 1, "removed": 1}
+    assert said == {"documents": 119, "copies": 1, "earlier_copies": 0, "removed": 1}
     assert "removal 1" in maskfleet("corpus", "find", tmp_path / "merged", "--id", "d35")
     assert "removal 2" in maskfleet("corpus", "find", tmp_path / "merged", "--id", "copied")
     assert "0 damaged" in maskfleet("corpus", "verify", tmp_path / "merged")
     assert "119" in maskfleet("corpus", "stats", tmp_path / "merged")
     appended = ("corpus", "append", corpus, tmp_path / "in.jsonl", "--out", tmp_path / "grown", "--json")
     said = json.loads(maskfleet(*appended).splitlines()[-1])
-    assert said == {"added": 59, "copies": 1, "documents": 119, "removed": 1}
+    assert said == {"added": 59, "copies": 1, "earlier_copies": 0, "documents": 119, "removed": 1}
     assert json.loads(maskfleet(*appended).splitlines()[-1]) == said
     assert "e7" in maskfleet("corpus", "find", tmp_path / "grown", "--id", "e7")
     run = tmp_path / "run"

@@ -127,7 +127,7 @@ def test_a_store_that_leaves_no_memory_is_named_with_the_key(
     if memory is None:  # half of the machine, where everything else takes more than the other half
         memory = str(psutil.virtual_memory().total // 4)
         monkeypatch.setattr("ray._private.utils.estimate_available_memory", lambda: 1 << 30)
-    run = replace(run, recipe=with_assignments(run.recipe, (f"data_service.memory={memory}",)))
+    run = replace(run, recipe=with_assignments(run.recipe, (f"data_service.memory={memory}",)), stored=run)
     with pytest.raises(RunError) as caught:
         supervised(run, [])
     assert isinstance(caught.value, TransientRunError) == passes
