@@ -87,6 +87,7 @@ def _write_readers_own(folder: Path) -> None:
     (folder / "letters.csv").write_text(f"Nummer;Inhalt\r\n{letters}", encoding="cp1252", newline="")
     publish(folder / "first-model", folder / "published")
     published_folders.glue(folder / "glue")
+    published_folders.similarity(folder / "sts")
 
 
 _CONFIGS = ("config.json", "tokenizer_config.json")
