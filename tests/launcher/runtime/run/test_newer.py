@@ -23,7 +23,7 @@ from data_service.store.base import digest
 from data_service.store.local import LocalStore
 from launcher.after.evaluate.cells import Cell, tabulate_results
 from launcher.errors import RunError
-from launcher.observe.inspect.kept_baselines import Baselines
+from launcher.observe.inspect.kept_baselines import Baselines, baselines_fingerprint
 from launcher.observe.inspect.report.task_table import store_rows
 from launcher.observe.sinks.publish import Publisher
 from launcher.runtime.cluster.operator_log import read_deaths
@@ -113,7 +113,8 @@ def place(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     uri, store = new_run(root, "run"), LocalStore(root / "run")
     Committing(uri).commit(3)
     _record_steps(store)
-    _measure(store, open_run(uri).record.fingerprint)
+    run = open_run(uri)
+    _measure(store, baselines_fingerprint(run.record.fingerprint, run.recipe.evaluation.samples, run.removals))
     (root / "model").mkdir()
     (root / "model/config.json").write_text("{}")
     publish(root / "model", LocalStore(root / "exported"), [])
