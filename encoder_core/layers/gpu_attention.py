@@ -187,7 +187,7 @@ def cudnn_attention(
 
 _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """torch's attention kernels that take masks and any shapes. On Hopper GPUs torch's default is cuDNN's: with a mask, its
-backward pass may return NaN (pytorch#196678, torch 2.11 to 2.15), and it prepares itself for each new shape."""
+backward pass may return NaN (pytorch#196678, since torch 2.11), and it prepares itself for each new shape."""
 
 
 def torch_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
